@@ -1,0 +1,29 @@
+"""I3 as one pure rule: may this `call.requested` be recorded beside what stands? Asked by the store at every write."""
+
+from ledger.events import CallRequested
+from ledger.ids import attempt_id
+from ledger.projection import CallState
+from ledger.stages import Effect, Stage
+
+
+def claim_fault(requested: CallRequested, earlier: CallState | None) -> str | None:
+    """Why the claim would break I3, or None. `earlier` is the call it says it continues."""
+    if requested.continues is None:
+        if requested.generation != 1:
+            return f"generation {requested.generation} must name the call it continues"
+        if requested.occurrence > 1 and not requested.evidence:
+            return f"occurrence {requested.occurrence} must carry the evidence that it is a new sample"
+        return None
+    if earlier is None or earlier.superseded_by is not None:
+        return f"{requested.continues} is not the newest call of its occurrence"
+    identity = (earlier.scope, earlier.key, earlier.occurrence, earlier.generation + 1)
+    if identity != (requested.scope, requested.key, requested.occurrence, requested.generation):
+        return f"{requested.continues} is a call of another key, occurrence or generation"
+    if earlier.effect is Effect.ABSENT:
+        return None
+    if earlier.attempt is None or earlier.stage is Stage.CORRUPTION:
+        return f"{requested.continues} is {earlier.stage}; only a person can continue it"
+    accepted = requested.accepts_attempt == attempt_id(earlier.call, earlier.attempt.number)
+    if not accepted or requested.authority is None:
+        return f"the effect of {requested.continues} is {earlier.effect} and nobody accepted a second one on record"
+    return None

@@ -1,0 +1,41 @@
+"""What can go wrong, by who must act. The message is a sentence; each docstring says the remedy."""
+
+
+class LedgerError(Exception):
+    """Base of everything the ledger raises on purpose."""
+
+
+class ConflictError(LedgerError):
+    """Somebody else's append was first. The caller reads again and decides again."""
+
+
+class ClaimLostError(ConflictError):
+    """The call was settled, superseded or abandoned before its attempt could start. Nothing was sent; decide again."""
+
+
+class IllegalTransitionError(LedgerError):
+    """The event may not follow what is recorded. Nothing was written. A programmer or an operator's stale view is at fault."""
+
+
+class PoisonedError(LedgerError):
+    """A commit or fsync failed or was interrupted, so what is on disk is unknown. Stop admitting, exit 70, recover at start."""
+
+
+class StartRefusedError(LedgerError):
+    """The process must not start. An operator acts; `exit_code` is the process's."""
+
+    exit_code = 4
+
+
+class StateDirError(StartRefusedError):
+    """Locked by another process, too open, somebody else's, or of a format this version cannot read."""
+
+
+class WitnessesDisagreeError(StartRefusedError):
+    """Ledger and receipt log contradict each other, or the ledger file is a copy. `sendonce recover …` puts it on record."""
+
+    exit_code = 5
+
+
+class UnreadableRecordError(LedgerError):
+    """A stored record, receipt or body is not what its digest or its schema says. `sendonce doctor` shows where."""

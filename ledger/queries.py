@@ -1,0 +1,131 @@
+"""The ledger's SQL in one place, for the writing store (sqlite3) and the readers (aiosqlite), and the index over calls.
+
+Each reading is one statement, so it is one consistent snapshot without a transaction.
+"""
+
+import sqlite3
+from collections.abc import Iterable
+from importlib.resources import files
+from typing import Final
+
+from ledger.codec import decode
+from ledger.errors import StateDirError
+from ledger.events import EpochOpened, Event, Recorded
+from ledger.ids import CallId, Digest
+from ledger.ladder import UNFINISHED, Evidence
+from ledger.projection import CallState, project
+
+FORMAT: Final = 1
+APPLICATION_ID: Final = 0x53454E44  # "SEND", so that file(1) and doctor know whose database it is
+NEWEST_OCCURRENCES: Final = 8  # finished ones an admission still looks at: a late retry's answer is among the newest
+IN_FLIGHT: Final = frozenset({Evidence.STARTED, Evidence.ACKNOWLEDGED})
+
+NEWEST_EVENT: Final = "SELECT seq, chain FROM event ORDER BY seq DESC LIMIT 1"
+EVENTS_OF_LEDGER: Final = "SELECT record, chain FROM event WHERE call_id IS NULL ORDER BY seq"
+EVENTS_OF_CALL: Final = "SELECT record, chain FROM event WHERE call_id = ? ORDER BY seq"
+ALL_EVENTS: Final = "SELECT record, chain FROM event ORDER BY seq"
+COUNT_EVENTS: Final = "SELECT count(*) FROM event"
+CHAIN_AT: Final = "SELECT chain FROM event WHERE seq = ?"
+META: Final = "SELECT value FROM meta WHERE name = ?"
+KEY_HEAD: Final = """
+    SELECT seq, chain FROM event WHERE seq = (SELECT max(last_seq) FROM call_index WHERE scope = ? AND key = ?)"""
+# Every generation of each open occurrence and of the newest finished ones, with the highest occurrence there ever was.
+HISTORY_OF_KEY: Final = """
+    WITH touched(occurrence) AS (
+      SELECT occurrence FROM call_index WHERE scope = ?1 AND key = ?2 AND is_open = 1
+      UNION SELECT occurrence FROM (
+        SELECT occurrence FROM call_index WHERE scope = ?1 AND key = ?2 ORDER BY last_seq DESC LIMIT ?3))
+    SELECT e.record, e.chain, (SELECT max(occurrence) FROM call_index WHERE scope = ?1 AND key = ?2)
+    FROM call_index c JOIN event e ON e.call_id = c.call_id
+    WHERE c.scope = ?1 AND c.key = ?2 AND c.occurrence IN touched ORDER BY e.seq"""
+GENERATIONS_OF_CALL: Final = """
+    SELECT e.record, e.chain FROM call_index a
+    JOIN call_index c ON c.scope = a.scope AND c.key = a.key AND c.occurrence = a.occurrence
+    JOIN event e ON e.call_id = c.call_id WHERE a.call_id = ? ORDER BY e.seq"""
+# The newest calls, with their occurrence's other generations.
+NEWEST_CALLS: Final = """
+    WITH newest AS (SELECT scope, key, occurrence FROM call_index
+      WHERE (?1 IS NULL OR key = ?1) ORDER BY call_id DESC LIMIT ?2)
+    SELECT e.record, e.chain FROM call_index c JOIN event e ON e.call_id = c.call_id
+    WHERE (c.scope, c.key, c.occurrence) IN newest ORDER BY e.seq"""
+COUNT_CALLS: Final = "SELECT count(*) FROM call_index WHERE (?1 IS NULL OR key = ?1)"
+# What a start has to look at: calls the last epoch left in flight, and whatever was observed and never finished.
+IN_FLIGHT_OF_EPOCH: Final = "SELECT call_id FROM call_index WHERE is_in_flight = 1 AND epoch = ? ORDER BY call_id"
+UNFINISHED_CALLS: Final = "SELECT call_id FROM call_index WHERE is_unfinished = 1 ORDER BY call_id"
+
+
+def read_events(rows: Iterable[tuple[str, str]]) -> list[Recorded]:
+    """Rows of (record, chain, …) as events. Raises UnreadableRecordError."""
+    return [decode(row[0], Digest(row[1])) for row in rows]
+
+
+def ledger_events(db: sqlite3.Connection) -> list[Event]:
+    """Epochs: the events that belong to no call."""
+    return [recorded.event for recorded in read_events(db.execute(EVENTS_OF_LEDGER))]
+
+
+def epochs_of(events: Iterable[Event]) -> dict[int, str]:
+    return {event.epoch: event.protocol for event in events if isinstance(event, EpochOpened)}
+
+
+def create_or_check(db: sqlite3.Connection, ledger_id: str, path: str) -> None:
+    """An empty file becomes a ledger of this format; any other must be one. Raises StateDirError."""
+    (tables,) = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    if tables == 0:
+        about = f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={FORMAT};"
+        db.executescript(f"BEGIN IMMEDIATE; {_sql('schema.sql')} {_sql('call_index.sql')} {about}")
+        db.execute("INSERT INTO meta(name, value) VALUES('ledger_id', ?)", (ledger_id,))
+        db.execute("COMMIT")
+        return
+    (application,), (version,) = (
+        db.execute(f"PRAGMA {name}").fetchone() for name in ("application_id", "user_version")
+    )
+    if application != APPLICATION_ID:
+        raise StateDirError(
+            f"{path} is a database of another program. Point --state-dir at a directory of sendonce's own."
+        )
+    if version != FORMAT:
+        raise StateDirError(
+            f"{path} has format {version}; this sendonce reads {FORMAT}. Use the version that wrote it."
+        )
+
+
+def write_index(db: sqlite3.Connection, state: CallState) -> None:
+    """The call's row, from its state alone."""
+    db.execute(
+        "INSERT OR REPLACE INTO call_index(call_id, scope, key, occurrence, generation, epoch, last_seq, is_open, is_in_flight, is_unfinished)"
+        " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            state.call,
+            state.scope,
+            state.key,
+            state.occurrence,
+            state.generation,
+            state.requested.epoch if state.requested else None,
+            state.last_seq,
+            not state.finished,
+            state.superseded_by is None and state.evidence in IN_FLIGHT,
+            state.superseded_by is None and state.evidence in UNFINISHED,
+        ),
+    )
+
+
+def rebuild_index(db: sqlite3.Connection) -> None:
+    """Drop the index and compute it again from all events; one transaction, on the writing connection."""
+    db.execute("BEGIN IMMEDIATE")
+    db.execute("DROP TABLE call_index")
+    for statement in _sql("call_index.sql").split(";\n"):
+        db.execute(statement)
+    events = read_events(db.execute(ALL_EVENTS))
+    for state in project(events, {}).values():
+        write_index(db, state)
+    db.execute("COMMIT")
+
+
+def state_of(db: sqlite3.Connection, call: CallId, epochs: dict[int, str]) -> CallState | None:
+    """One call's state, projected together with the other generations of its occurrence."""
+    return project(read_events(db.execute(GENERATIONS_OF_CALL, (call,))), epochs).get(call)
+
+
+def _sql(name: str) -> str:
+    return files("ledger.sql").joinpath(name).read_text()

@@ -1,0 +1,104 @@
+"""Reading, beside the writer and after its death: aiosqlite over a read-only URI. A reader appends nothing, ever.
+
+`mode=ro` matters: a plain connection would checkpoint and delete the WAL when it closes.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import aiosqlite
+
+from ledger import bodies, queries
+from ledger.errors import StateDirError, UnreadableRecordError
+from ledger.events import Recorded
+from ledger.ids import CallId, Digest, Head, Key, Scope
+from ledger.projection import CallState, project
+
+
+@dataclass(frozen=True, slots=True)
+class KeyHistory:
+    """What one key's admission needs: the open and the newest calls, the head they were read at, the last occurrence."""
+
+    calls: tuple[CallState, ...]
+    head: Head | None
+    last_occurrence: int
+
+
+class Reader:
+    """One read-only connection; its statements run one after another in aiosqlite's thread."""
+
+    def __init__(self, db: aiosqlite.Connection, epochs: dict[int, str]) -> None:
+        self._db, self._epochs = db, epochs
+
+    async def history(self, scope: Scope, key: Key) -> KeyHistory:
+        """One statement, one snapshot."""
+        rows = list(await self._db.execute_fetchall(queries.HISTORY_OF_KEY, (scope, key, queries.NEWEST_OCCURRENCES)))
+        if not rows:
+            return KeyHistory((), None, 0)
+        events = queries.read_events((row[0], row[1]) for row in rows)
+        calls = project(events, self._epochs)
+        return KeyHistory(tuple(calls.values()), Head(events[-1].seq, events[-1].chain), rows[0][2])
+
+    async def call(self, call: CallId) -> CallState | None:
+        rows = await self._db.execute_fetchall(queries.GENERATIONS_OF_CALL, (call,))
+        return project(queries.read_events((row[0], row[1]) for row in rows), self._epochs).get(call)
+
+    async def events(self, call: CallId) -> list[Recorded]:
+        rows = await self._db.execute_fetchall(queries.EVENTS_OF_CALL, (call,))
+        return queries.read_events((row[0], row[1]) for row in rows)
+
+    async def newest(self, limit: int, key: Key | None = None) -> list[CallState]:
+        """Newest first."""
+        rows = await self._db.execute_fetchall(queries.NEWEST_CALLS, (key, limit))
+        calls = project(queries.read_events((row[0], row[1]) for row in rows), self._epochs)
+        return sorted(calls.values(), key=lambda state: state.call, reverse=True)
+
+    async def counts(self, key: Key | None = None) -> tuple[int, int]:
+        """Calls (of the key), and events in the whole ledger."""
+        (calls,) = await self._db.execute_fetchall(queries.COUNT_CALLS, (key,))
+        (events,) = await self._db.execute_fetchall(queries.COUNT_EVENTS)
+        return calls[0], events[0]
+
+    async def head(self) -> Head | None:
+        rows = list(await self._db.execute_fetchall(queries.NEWEST_EVENT))
+        return Head(rows[0][0], Digest(rows[0][1])) if rows else None
+
+    async def ledger_events(self) -> list[Recorded]:
+        rows = await self._db.execute_fetchall(queries.EVENTS_OF_LEDGER)
+        return queries.read_events((row[0], row[1]) for row in rows)
+
+    async def body(self, digest: Digest) -> AsyncIterator[bytes]:
+        """The body's chunks, each checked against its digest. Raises UnreadableRecordError where one is missing."""
+        rows = list(await self._db.execute_fetchall(bodies.FIND_BODY, (digest,)))
+        if not rows:
+            raise UnreadableRecordError(f"the body {digest} is not kept")
+        for chunk in bodies.chunk_digests(rows[0][0]):
+            found = list(await self._db.execute_fetchall(bodies.FIND_CHUNK, (chunk,)))
+            if not found:
+                raise UnreadableRecordError(f"the body {digest} lacks its chunk {chunk.hex()}")
+            yield bodies.plain(chunk, found[0][0])
+
+    async def integrity(self) -> str:
+        """SQLite's own check of its file: "ok" or what is wrong. Reads everything."""
+        rows = list(await self._db.execute_fetchall("PRAGMA integrity_check"))
+        return str(rows[0][0])
+
+    async def all_events(self) -> AsyncIterator[tuple[str, str]]:
+        """(record, chain) in order, for whoever checks the chain."""
+        async with self._db.execute(queries.ALL_EVENTS) as cursor:
+            async for row in cursor:
+                yield row[0], row[1]
+
+
+@asynccontextmanager
+async def open_reader(ledger: Path) -> AsyncIterator[Reader]:
+    """Raises StateDirError where there is no ledger yet."""
+    if not ledger.exists():  # noqa: ASYNC240 - one stat, before anything is served
+        raise StateDirError(f"There is no ledger at {ledger}. Start the proxy once, or name its --state-dir.")
+    async with aiosqlite.connect(f"file:{quote(str(ledger))}?mode=ro", uri=True) as db:
+        rows = await db.execute_fetchall(queries.EVENTS_OF_LEDGER)
+        events = queries.read_events((row[0], row[1]) for row in rows)
+        yield Reader(db, queries.epochs_of(recorded.event for recorded in events))

@@ -1,0 +1,215 @@
+"""Start-up: compare the witnesses, salvage what the last epoch left, open the next epoch. Nothing is ever sent here.
+
+The order is crash-safe without a plan: each step only adds facts that the next start would add again, and the epoch
+opens last, so a start that dies midway is simply repeated. Work is bounded by the calls the last epoch left open.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import orjson
+
+from ledger import bodies, spool
+from ledger.epochs import FileIdentity, StateDir, file_identity, secret_check
+from ledger.errors import StateDirError, WitnessesDisagreeError
+from ledger.events import (
+    PROTOCOL,
+    AttemptObserved,
+    AttemptWitnessed,
+    Body,
+    EpochClosed,
+    EpochOpened,
+    ObservationKind,
+)
+from ledger.failpoints import passed
+from ledger.ids import CallId, attempt_id
+from ledger.projection import CallState
+from ledger.receipts import Line, Position, ReceiptLog, read_since
+from ledger.sqlite import Append, Entry, Store
+
+NAMED_AT_MOST: Final = 10  # missing attempts in a message; the rest are counted
+RECOVER: Final = 'Look at them, then put it on record: sendonce recover --accept-{} --reason "…"'
+
+# Given the call, the salvaged head and the body's file: is the response whole by its dialect's terminal evidence?
+Judge = Callable[[CallState, dict[str, Any], Path], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """What an operator put on record so that the start may go on."""
+
+    kind: Literal["lost_tail", "copy"]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """Randomness and time, handed in: ids for what this start may create."""
+
+    ledger_id: str
+    lineage: str
+    now_ms: Callable[[], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """An open epoch, and what was done on the way."""
+
+    epoch: int
+    store: Store
+    receipts: ReceiptLog
+    witnessed: tuple[CallId, ...]
+    salvaged: tuple[CallId, ...]
+    not_sent: tuple[CallId, ...]
+    unfinished: tuple[CallState, ...]
+
+
+def open_epoch(
+    state_dir: StateDir, fresh: Fresh, config_digest: str, judge: Judge, acceptance: Acceptance | None = None
+) -> Recovered:
+    """Under the lock. Raises StartRefusedError with everything as it was."""
+    secret = secret_check(state_dir.secret())
+    store = Store.open(state_dir.ledger, fresh.ledger_id)
+    last, identity = store.last_epoch(), file_identity(state_dir.ledger)
+    if last is not None and last.secret_check != secret:
+        raise StateDirError(
+            f"{state_dir.root / 'secret'} is not the secret of this ledger. Restore the one it was made with."
+        )
+    _check_identity(last, identity, acceptance)
+    receipts = ReceiptLog(state_dir.receipts, store.meta("ledger_id"), fresh.lineage)
+    since = _since(state_dir.receipts, last, receipts.position)
+    unbroken = since is not None
+    lines = since if since is not None else read_since(state_dir.receipts, 1)
+    missing = [
+        line for line in lines if line.row["kind"] == "sent" and store.chain_at(line.row["seq"]) != line.row["chain"]
+    ]
+    if acceptance is None and (missing or not unbroken):
+        raise WitnessesDisagreeError(_disagreement(missing, unbroken=unbroken))
+    sent = {(line.row["call"], line.row["attempt"]) for line in lines if line.row["kind"] == "sent"}
+    left = store.in_flight(last.epoch) if last else ()
+    salvaged = [state.call for state in left if _salvage(store, state_dir, state, judge, fresh.now_ms)]
+    # In a copy or beside a broken log a missing receipt proves nothing: those calls stay unknown.
+    proven = (
+        [] if acceptance else [state for state in left if state.call not in salvaged and not _was_sent(state, sent)]
+    )
+    for state in proven:
+        _record_not_sent(store, state, fresh.now_ms)
+    passed("recovery-before-epoch")
+    opened = EpochOpened(
+        epoch=last.epoch + 1 if last else 1,
+        protocol=PROTOCOL,
+        ledger_id=store.meta("ledger_id"),
+        file_inode=identity.inode,
+        file_birth_ns=identity.birth_ns,
+        config_digest=config_digest,
+        secret_check=secret,
+        receipts_lineage=receipts.position.lineage,
+        receipts_count=receipts.position.count,
+        receipts_chain=receipts.position.chain,
+        accepted=acceptance.kind if acceptance else None,
+        accepted_reason=acceptance.reason if acceptance else None,
+    )
+    closed = (
+        [Entry(None, None, EpochClosed(last.epoch, "successor"))] if last and not store.is_closed(last.epoch) else []
+    )
+    witnessed = [_witness(line.row) for line in missing]
+    _commit(store, Append((*closed, Entry(None, None, opened), *witnessed)), fresh.now_ms)
+    passed("recovery-after-epoch")
+    for name in spool.names(
+        state_dir.spool
+    ):  # observed now, or of no use: nothing more stands in them than in the ledger
+        spool.remove(state_dir.spool, name)
+    calls = tuple(entry.call for entry in witnessed if entry.call)
+    return Recovered(
+        opened.epoch, store, receipts, calls, tuple(salvaged), tuple(state.call for state in proven), store.unfinished()
+    )
+
+
+def _check_identity(last: EpochOpened | None, identity: FileIdentity, acceptance: Acceptance | None) -> None:
+    if last is None or (acceptance and acceptance.kind == "copy"):
+        return
+    if FileIdentity(last.file_inode, last.file_birth_ns) != identity:
+        raise WitnessesDisagreeError(
+            "The ledger file is a copy or a restored backup: calls may have been sent that it does not know. "
+            + RECOVER.format("copy")
+        )
+
+
+def _since(directory: Path, last: EpochOpened | None, position: Position) -> list[Line] | None:
+    """The receipt lines after the position the last epoch recorded; None if the log no longer contains that position."""
+    if last is None:
+        return read_since(directory, 1)
+    lines = read_since(directory, last.receipts_count) if position.lineage == last.receipts_lineage else []
+    if not lines or (lines[0].row["n"], lines[0].digest) != (last.receipts_count, last.receipts_chain):
+        return None
+    return lines[1:]
+
+
+def _disagreement(missing: list[Line], *, unbroken: bool) -> str:
+    if not missing:
+        return (
+            "The receipt log is not the one this ledger was written beside: the position the last epoch recorded is gone. "
+            "Restore it, or accept that unknown calls stay unknown. " + RECOVER.format("lost-tail")
+        )
+    names = [attempt_id(CallId(line.row["call"]), line.row["attempt"]) for line in missing]
+    named = ", ".join(names[:NAMED_AT_MOST]) + (
+        f" and {len(names) - NAMED_AT_MOST} more" if len(names) > NAMED_AT_MOST else ""
+    )
+    log = "" if unbroken else " The receipt log itself is not the one this ledger was written beside."
+    return (
+        f"The receipt log proves {len(names)} attempts that the ledger does not know: {named}. The ledger is older than "
+        f"its witness: a restored backup or a lost tail.{log} " + RECOVER.format("lost-tail")
+    )
+
+
+def _salvage(store: Store, state_dir: StateDir, state: CallState, judge: Judge, now_ms: Callable[[], int]) -> bool:
+    """Records what the spool of a dead attempt vouches for. Idempotent: an observed attempt is no longer in flight."""
+    assert state.attempt is not None
+    name = attempt_id(state.call, state.attempt.number)
+    found = spool.salvage(state_dir.spool, name)
+    if found is None:
+        return False
+    head = orjson.loads(found.head)
+    os.truncate(found.body_path, found.size)  # only the prefix that its checksums vouch for
+    with found.body_path.open("rb") as stream:
+        packed = bodies.pack_stream(stream)
+    whole = judge(state, head, found.body_path)
+    observation: ObservationKind = "response" if whole else "partial"
+    event = AttemptObserved(
+        observation=observation,
+        ended_by="crash",
+        source="salvage",
+        status=head["status"],
+        reason_phrase=head["reason_phrase"],
+        headers=tuple((name, value) for name, value in head["headers"]),
+        framing=head["framing"],
+        body=Body(packed.digest, packed.size),
+    )
+    _commit(store, Append((Entry(state.call, state.attempt.number, event),), bodies=(packed,)), now_ms)
+    return True
+
+
+def _was_sent(state: CallState, sent: set[tuple[str, int]]) -> bool:
+    return state.attempt is None or (state.call, state.attempt.number) in sent
+
+
+def _record_not_sent(store: Store, state: CallState, now_ms: Callable[[], int]) -> None:
+    assert state.attempt is not None
+    proof = "the unbroken receipt log holds no sent receipt for it"
+    event = AttemptObserved(observation="not_sent", ended_by="crash", source="salvage", proof=proof)
+    _commit(store, Append((Entry(state.call, state.attempt.number, event),)), now_ms)
+
+
+def _witness(row: dict[str, Any]) -> Entry:
+    fields = ("scope", "key", "key_source", "occurrence", "generation", "upstream", "caller_exact")
+    event = AttemptWitnessed(**{name: row[name] for name in fields}, request_digest=row["digest"], receipt=row["n"])
+    return Entry(CallId(row["call"]), row["attempt"], event)
+
+
+def _commit(store: Store, op: Append, now_ms: Callable[[], int]) -> None:
+    store.begin()
+    store.append(op, now_ms())
+    store.commit()

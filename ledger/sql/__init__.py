@@ -1,0 +1,1 @@
+"""SQL that ships with the ledger."""

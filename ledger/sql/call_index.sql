@@ -1,0 +1,18 @@
+-- Computed from events alone: `rebuild_index` drops and refills it.
+CREATE TABLE call_index(
+  call_id TEXT PRIMARY KEY,
+  scope TEXT NOT NULL,
+  key TEXT NOT NULL,
+  occurrence INTEGER NOT NULL,
+  generation INTEGER NOT NULL,
+  epoch INTEGER,
+  last_seq INTEGER NOT NULL,
+  is_open INTEGER NOT NULL,
+  is_in_flight INTEGER NOT NULL,
+  is_unfinished INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE UNIQUE INDEX call_identity ON call_index(scope, key, occurrence, generation);
+CREATE INDEX call_by_key ON call_index(scope, key, last_seq);
+CREATE INDEX call_open ON call_index(scope, key) WHERE is_open = 1;
+CREATE INDEX call_in_flight ON call_index(epoch) WHERE is_in_flight = 1;
+CREATE INDEX call_unfinished ON call_index(call_id) WHERE is_unfinished = 1;

@@ -1,0 +1,237 @@
+"""The store: one SQLite connection that writes, owned by whoever holds the state dir's lock.
+
+An operation is data (`Append`). `Store.append` first decides, against the state it may change, whether the operation is
+legal and not outrun; only then does it insert. So an operation that raises has changed nothing, and operations of one
+group commit cannot spoil each other: what remains to fail is the disk, and that poisons the process.
+"""
+
+import os
+import sqlite3
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Literal
+
+from ledger import bodies, queries
+from ledger.bodies import Packed
+from ledger.claims import claim_fault
+from ledger.codec import chained, encode
+from ledger.errors import ClaimLostError, ConflictError, IllegalTransitionError, StateDirError
+from ledger.events import AttemptStarted, CallRequested, EpochClosed, EpochOpened, Event, Recorded
+from ledger.ids import NO_CHAIN, CallId, Digest, Head, Key, Scope
+from ledger.projection import CallState, fold
+
+STATES_CACHED: Final = 4096  # calls; a state is a few hundred bytes, and only calls in flight are written often
+# Set and read back: a pragma that SQLite ignores must not pass for one that holds (research/reliability.md section 1).
+PRAGMAS: Final = (
+    ("journal_mode", "wal"),
+    ("synchronous", 2),  # FULL: a commit is durable when COMMIT returns
+    ("wal_autocheckpoint", 0),  # the writer checkpoints by itself, between batches
+    ("mmap_size", 0),  # written bytes stay visible to the syscall trace that proves the order
+    ("foreign_keys", 1),
+    ("trusted_schema", 0),
+    ("cell_size_check", 1),
+    ("temp_store", 2),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One event to append and what it is about."""
+
+    call: CallId | None
+    attempt: int | None
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class Expect:
+    """Append only if the newest event of (scope, key) is still this one; None: if there is none."""
+
+    scope: Scope
+    key: Key
+    head: Head | None
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """A line for the receipt log. Its witness is the last entry of its Append."""
+
+    kind: Literal["sent", "received"]
+    call: CallId
+    attempt: int
+    digest: Digest | None
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """All of it in one transaction, or nothing."""
+
+    entries: tuple[Entry, ...]
+    expect: Expect | None = None
+    bodies: tuple[Packed, ...] = ()
+    receipt: Receipt | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """What an append wrote: each event in its place, and the state of the call of the last one."""
+
+    recorded: tuple[Recorded, ...]
+    state: CallState | None
+    receipt: Receipt | None = None
+
+
+class Store:
+    """Not thread-safe: opened by one thread, then handed to the writer's."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        self._states: OrderedDict[CallId, CallState] = OrderedDict()
+        self.epochs = queries.epochs_of(queries.ledger_events(db))
+        row = db.execute(queries.NEWEST_EVENT).fetchone()
+        self.head = Head(row[0], Digest(row[1])) if row else Head(0, NO_CHAIN)
+
+    @classmethod
+    def open(cls, path: Path, new_ledger_id: str) -> "Store":
+        """Creates the ledger if there is none. Raises StateDirError for a foreign or newer file."""
+        if not path.exists():
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
+        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        for name, wanted in PRAGMAS:
+            got = db.execute(f"PRAGMA {name}={wanted}").fetchone() or db.execute(f"PRAGMA {name}").fetchone()
+            if got[0] != wanted:
+                raise StateDirError(
+                    f"SQLite answers {got[0]!r} to PRAGMA {name}={wanted!r}: {path} cannot be written durably."
+                )
+        queries.create_or_check(db, new_ledger_id, str(path))
+        return cls(db)
+
+    # --- transactions: the writer's --------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        self._db.execute("BEGIN IMMEDIATE")
+
+    def commit(self) -> None:
+        """Durable when it returns. If it raises, the outcome is unknown: never go on with this store."""
+        self._db.execute("COMMIT")
+
+    def checkpoint(self, mode: Literal["PASSIVE", "TRUNCATE"]) -> None:
+        self._db.execute(f"PRAGMA wal_checkpoint({mode})")
+
+    def close(self) -> None:
+        self._db.close()
+
+    # --- appending -------------------------------------------------------------------------------------------------
+
+    def append(self, op: Append, at_ms: int) -> Appended:
+        """Inside a transaction. Raises ConflictError, ClaimLostError or IllegalTransitionError before anything is written."""
+        if op.expect is not None and self.key_head(op.expect.scope, op.expect.key) != op.expect.head:
+            raise ConflictError("another append to this key was first")
+        recorded, states = self._decide(op, at_ms)
+        for packed in op.bodies:
+            bodies.keep(self._db, packed)
+        for item in recorded:
+            self._insert(item)
+        for state in states.values():
+            self._index(state)
+        last = op.entries[-1].call
+        return Appended(tuple(item for item, _ in recorded), states.get(last) if last else None, op.receipt)
+
+    def _decide(self, op: Append, at_ms: int) -> tuple[list[tuple[Recorded, bytes]], dict[CallId, CallState]]:
+        head = self.head
+        recorded: list[tuple[Recorded, bytes]] = []
+        states: dict[CallId, CallState] = {}
+        for entry in op.entries:
+            seq = head.seq + 1
+            record = encode(seq, at_ms, entry.call, entry.attempt, entry.event)
+            head = Head(seq, chained(head.chain, record))
+            item = Recorded(seq, head.chain, at_ms, entry.call, entry.attempt, entry.event)
+            recorded.append((item, record))
+            if entry.call is not None:
+                states[entry.call] = self._fold(states.get(entry.call) or self.state(entry.call), item, op)
+        return recorded, states
+
+    def _fold(self, state: CallState | None, item: Recorded, op: Append) -> CallState:
+        event = item.event
+        if isinstance(event, CallRequested):
+            if op.expect is None:
+                raise IllegalTransitionError("call.requested is a claim: it must name the head it relies on")
+            earlier = self.state(event.continues) if event.continues else None
+            if (fault := claim_fault(event, earlier)) is not None:
+                raise IllegalTransitionError(fault)
+        if isinstance(event, AttemptStarted) and state is not None and state.superseded_by is not None:
+            raise ClaimLostError(f"{item.call} was continued by {state.superseded_by}")
+        try:
+            return fold(state, item, self.epochs)
+        except IllegalTransitionError as fault:
+            if isinstance(event, AttemptStarted):
+                raise ClaimLostError(str(fault)) from fault
+            raise
+
+    def _insert(self, item: tuple[Recorded, bytes]) -> None:
+        recorded, record = item
+        self._db.execute(
+            "INSERT INTO event(seq, record, chain, call_id) VALUES(?, ?, ?, ?)",
+            (recorded.seq, record.decode(), recorded.chain, recorded.call),
+        )
+        self.head = Head(recorded.seq, recorded.chain)
+        event = recorded.event
+        if isinstance(event, EpochOpened):
+            self.epochs[event.epoch] = event.protocol
+        if isinstance(event, CallRequested) and event.continues and recorded.call:
+            self._supersede(event.continues, recorded.call)
+
+    # --- states and the index over them ----------------------------------------------------------------------------
+
+    def state(self, call: CallId) -> CallState | None:
+        """The call's state from its events, and those of its occurrence's other generations."""
+        if call in self._states:
+            self._states.move_to_end(call)
+            return self._states[call]
+        return queries.state_of(self._db, call, self.epochs)
+
+    def key_head(self, scope: Scope, key: Key) -> Head | None:
+        row = self._db.execute(queries.KEY_HEAD, (scope, key)).fetchone()
+        return Head(row[0], Digest(row[1])) if row else None
+
+    def in_flight(self, epoch: int) -> tuple[CallState, ...]:
+        """The calls whose attempt this epoch left without an observation."""
+        return self._states_of(self._db.execute(queries.IN_FLIGHT_OF_EPOCH, (epoch,)).fetchall())
+
+    def unfinished(self) -> tuple[CallState, ...]:
+        """The calls that were observed and are not completed: no provider is needed for them."""
+        return self._states_of(self._db.execute(queries.UNFINISHED_CALLS).fetchall())
+
+    def _states_of(self, rows: list[tuple[str]]) -> tuple[CallState, ...]:
+        return tuple(state for (call,) in rows if (state := self.state(CallId(call))) is not None)
+
+    def last_epoch(self) -> EpochOpened | None:
+        opened = [event for event in queries.ledger_events(self._db) if isinstance(event, EpochOpened)]
+        return opened[-1] if opened else None
+
+    def is_closed(self, epoch: int) -> bool:
+        closed = (event for event in queries.ledger_events(self._db) if isinstance(event, EpochClosed))
+        return any(event.epoch == epoch for event in closed)
+
+    def chain_at(self, seq: int) -> Digest | None:
+        row = self._db.execute(queries.CHAIN_AT, (seq,)).fetchone()
+        return Digest(row[0]) if row else None
+
+    def body(self, digest: Digest) -> bytes | None:
+        return bodies.load(self._db, digest)
+
+    def meta(self, name: str) -> str:
+        return str(self._db.execute(queries.META, (name,)).fetchone()[0])
+
+    def _supersede(self, earlier: CallId, by: CallId) -> None:
+        state = self.state(earlier)
+        if state is not None:
+            self._index(replace(state, superseded_by=by))
+
+    def _index(self, state: CallState) -> None:
+        self._states[state.call] = state
+        self._states.move_to_end(state.call)
+        while len(self._states) > STATES_CACHED:
+            self._states.popitem(last=False)
+        queries.write_index(self._db, state)

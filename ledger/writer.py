@@ -1,0 +1,164 @@
+"""The only writer: one thread, one connection, group commit; then one receipt append and one fdatasync.
+
+N waiting operations share one transaction, one COMMIT, one receipt append and one fdatasync; only then do their futures
+resolve. A COMMIT or fdatasync that raises is an unknown outcome, never "not committed": the writer is poisoned, every
+waiting and every later caller gets PoisonedError, and the process must exit. fsync is never retried.
+"""
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from ledger.errors import LedgerError, PoisonedError
+from ledger.failpoints import passed
+from ledger.receipts import ReceiptLog
+from ledger.sqlite import Append, Appended, Store
+
+BATCH_LIMIT: Final = (
+    256  # operations in one transaction: bounds how long the first one waits for the last one's inserts
+)
+CHECKPOINT_BYTES: Final = (
+    16 * 1024 * 1024
+)  # of WAL; large enough to be rare, small enough to read back quickly at start
+
+_Item = tuple[Append, "asyncio.Future[Appended]"]
+_Outcome = Appended | LedgerError
+
+
+class Writer:
+    """`await append(op)` returns once the operation and its receipt are durable, or raises with nothing changed."""
+
+    def __init__(self, store: Store, receipts: ReceiptLog, wal: Path, now_ms: Callable[[], int]) -> None:
+        self._store, self._receipts, self._wal, self._now_ms = store, receipts, wal, now_ms
+        self._loop = asyncio.get_running_loop()
+        self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        self.poisoned: asyncio.Future[BaseException] = self._loop.create_future()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._main, name="ledger-writer", daemon=True)
+        self._thread.start()
+
+    def append(self, op: Append) -> "asyncio.Future[Appended]":
+        """Enqueues at once, in call order. A waiter that is cancelled does not undo the operation."""
+        future: asyncio.Future[Appended] = self._loop.create_future()
+        if self.poisoned.done():
+            future.set_exception(PoisonedError(str(self.poisoned.result())))
+        else:
+            self._queue.put((op, future))
+        return future
+
+    def post(self, op: Append) -> "asyncio.Future[Appended]":
+        """For facts nobody waits for. A LedgerError of theirs is expected (the ladder moved on) and marked as seen."""
+        future = self.append(op)
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return future
+
+    async def close(self) -> None:
+        """Finishes what is queued, checkpoints, closes the files."""
+        self._queue.put(None)
+        await self._loop.run_in_executor(None, self._thread.join)
+
+    # --- the thread ------------------------------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        batch: list[_Item] = []
+        try:
+            for batch in self._batches():
+                self._commit(batch)
+            batch = []
+            self._store.checkpoint("TRUNCATE")
+            self._store.close()
+            self._receipts.close()
+        except BaseException as error:  # noqa: BLE001 - whatever it was, durability is unknown from here on
+            self._call(self._poison, batch, error)
+            while not self._stopped and (item := self._queue.get()) is not None:
+                self._call(self._fail, [item], error)
+
+    def _batches(self) -> Iterator[list[_Item]]:
+        while (item := self._queue.get()) is not None:
+            batch = [item]
+            while len(batch) < BATCH_LIMIT and not self._queue.empty():
+                if (item := self._queue.get()) is None:
+                    self._stopped = True
+                    yield batch
+                    return
+                batch.append(item)
+            yield batch
+        self._stopped = True
+
+    def _commit(self, batch: list[_Item]) -> None:
+        self._store.begin()
+        outcomes = [self._decide(op) for op, _ in batch]
+        passed("before-commit")
+        self._store.commit()
+        passed("after-commit")
+        lines = [row for outcome in outcomes if isinstance(outcome, Appended) for row in _receipt_rows(outcome)]
+        if lines:
+            self._receipts.append(lines)
+        if any(
+            line["kind"] == "sent" for line in lines
+        ):  # `received` rides along: only what must precede a send is waited for
+            passed("before-receipt-sync")
+            self._receipts.sync()
+            passed("after-sent-receipt")
+        self._call(_resolve, batch, outcomes)
+        # stat, never open: closing a second descriptor would drop SQLite's locks.
+        if self._wal.stat().st_size > CHECKPOINT_BYTES:
+            self._store.checkpoint("PASSIVE")
+
+    def _decide(self, op: Append) -> _Outcome:
+        """A LedgerError is the operation's own and wrote nothing; anything else poisons."""
+        try:
+            return self._store.append(op, self._now_ms())
+        except LedgerError as error:
+            return error
+
+    def _call(self, function: Callable[..., None], *arguments: Any) -> None:
+        self._loop.call_soon_threadsafe(function, *arguments)
+
+    def _poison(self, batch: list[_Item], error: BaseException) -> None:
+        if not self.poisoned.done():
+            self.poisoned.set_result(error)
+        self._fail(batch, error)
+
+    @staticmethod
+    def _fail(batch: list[_Item], error: BaseException) -> None:
+        for _, future in batch:
+            if not future.done():
+                future.set_exception(PoisonedError(f"{type(error).__name__}: {error}"))
+
+
+def _resolve(batch: list[_Item], outcomes: list[_Outcome]) -> None:
+    for (_, future), outcome in zip(batch, outcomes, strict=True):
+        if future.done():  # its waiter was cancelled
+            continue
+        if isinstance(outcome, LedgerError):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
+
+
+def _receipt_rows(appended: Appended) -> list[dict[str, Any]]:
+    receipt, state = appended.receipt, appended.state
+    if receipt is None or state is None:
+        return []
+    witness = appended.recorded[-1]
+    row = {
+        "kind": receipt.kind,
+        "at": witness.at_ms,
+        "scope": state.scope,
+        "key": state.key,
+        "key_source": state.key_source,
+        "occurrence": state.occurrence,
+        "generation": state.generation,
+        "call": receipt.call,
+        "attempt": receipt.attempt,
+        "upstream": state.upstream,
+        "caller_exact": state.caller_exact,
+        "digest": receipt.digest,
+        "seq": witness.seq,
+        "chain": witness.chain,
+    }
+    return [row]

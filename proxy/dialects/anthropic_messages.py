@@ -1,0 +1,180 @@
+"""Anthropic messages. Facts: research/providers.md section 5; anthropic 2.14 lib/streaming/_beta_messages.py, whose
+accumulation of events into a message is the reference for `sse_to_json`.
+"""
+
+import json
+from typing import Any
+
+from proxy.dialects import base
+from proxy.dialects.base import Findings, Outcome, Reading, RequestFacts
+from proxy.effects import PLAIN, UpstreamTraits
+from proxy.endpoints import Family
+from proxy.headers import RawHeaders
+
+VERSION = 1
+
+_TERMINAL_TYPES = frozenset({"message_stop", "error"})
+
+
+class AnthropicMessages:
+    name = "anthropic_messages"
+    family = Family.ANTHROPIC
+
+    def read_request(self, body: bytes) -> RequestFacts:
+        request = base.parsed_object(body)
+        return RequestFacts(
+            model=base.text(request.get("model")),
+            stream=request.get("stream") is True,
+            max_output_tokens=base.positive(request.get("max_tokens")),
+        )
+
+    def is_terminal(self, event: bytes) -> bool:
+        # Asked of every event of every stream: look before parsing.
+        return (b"message_stop" in event or b"error" in event) and _has_end(event)
+
+    def is_whole(self, status: int, headers: RawHeaders, body: bytes) -> bool:
+        return base.whole(status, headers, body, _has_end)
+
+    def interpret(self, status: int, headers: RawHeaders, body: bytes, traits: UpstreamTraits = PLAIN) -> Reading:
+        return base.read_whole(VERSION, _findings, status, headers, body, traits)
+
+    def error_event(self, code: str, sentence: str) -> bytes:
+        error = {"type": "invalid_request_error", "message": sentence, "code": code}
+        return b"event: error\ndata: " + json.dumps({"type": "error", "error": error}).encode("ascii") + b"\n\n"
+
+    def sse_to_json(self, body: bytes) -> bytes | None:
+        try:
+            return json.dumps(_message(body), allow_nan=False).encode("ascii")
+        except (_InexactError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+            return None
+
+
+def _has_end(stream: bytes) -> bool:
+    return any(document.get("type") in _TERMINAL_TYPES for document in base.data_objects(stream))
+
+
+# --- reading ---
+
+
+def _findings(data: bytes, is_stream: bool) -> Findings:
+    return _stream_findings(data) if is_stream else _message_findings(data)
+
+
+def _message_findings(data: bytes) -> Findings:
+    message = base.parsed_object(data)
+    error = base.envelope_error(message)
+    if error is not None:
+        return Findings(outcome=Outcome.IN_BAND_ERROR, error=error)
+    if message.get("type") != "message":
+        return Findings(outcome=Outcome.UNREADABLE if data else Outcome.EMPTY)
+    return Findings(
+        outcome=Outcome.SUCCEEDED if message.get("content") else Outcome.EMPTY,
+        finish_reason=base.text(message.get("stop_reason")),
+        usage=base.flat_usage(message.get("usage")) or None,
+        provider_ids=base.body_ids(id=message.get("id")),
+        model=base.text(message.get("model")),
+    )
+
+
+def _stream_findings(data: bytes) -> Findings:
+    start: dict[str, Any] = {}
+    usage: dict[str, int] = {}
+    types: set[object] = set()
+    finish_reason = error = None
+    for document in base.data_objects(data):
+        kind = base.text(document.get("type"))
+        types.add(kind)
+        if kind == "message_start":
+            start = document.get("message") or {}
+            usage |= base.flat_usage(start.get("usage"))
+        elif kind == "message_delta":
+            # Cumulative: it replaces the placeholder of message_start.
+            usage |= base.flat_usage(document.get("usage"))
+            finish_reason = base.text((document.get("delta") or {}).get("stop_reason")) or finish_reason
+        elif kind == "error":
+            error = base.envelope_error(document) or "the provider reported an error without a message"
+    if error is not None:
+        outcome = Outcome.IN_BAND_ERROR
+    elif "message_stop" in types:
+        outcome = Outcome.SUCCEEDED if "content_block_start" in types else Outcome.EMPTY
+    else:
+        outcome = Outcome.INCOMPLETE if types else Outcome.EMPTY
+    return Findings(
+        outcome=outcome,
+        finish_reason=finish_reason,
+        usage=usage or None,
+        provider_ids=base.body_ids(id=start.get("id")),
+        model=base.text(start.get("model")),
+        error=error,
+    )
+
+
+# --- stream to JSON ---
+
+# delta type -> (field of the delta, field of the block, whether it is joined to what is there)
+_BLOCK_DELTAS = {
+    "text_delta": ("text", "text", True),
+    "thinking_delta": ("thinking", "thinking", True),
+    "signature_delta": ("signature", "signature", False),
+}
+_MESSAGE_DELTAS = ("context_management", "input_transformations")  # beside `delta` and `usage`; kept when not null
+
+
+class _InexactError(Exception):
+    """The stream holds something whose non-stream form is not known, or it did not end well."""
+
+
+def _message(body: bytes) -> dict[str, Any]:
+    message: dict[str, Any] = {}
+    inputs: dict[int, str] = {}
+    for event in base.stream_events(body):
+        document = json.loads(event.data)
+        kind = document["type"]
+        if kind == "message_stop":
+            return _finished(message, inputs)
+        if kind == "message_start":
+            message = document["message"]
+        elif kind == "content_block_start":
+            if document["index"] != len(message["content"]):
+                raise _InexactError("a block out of order")
+            if document["content_block"]["type"] == "fallback":
+                raise _InexactError("a fallback relabels the message; its non-stream form was not seen")
+            message["content"].append(document["content_block"])
+        elif kind == "content_block_delta":
+            _add_block_delta(message["content"][document["index"]], document["delta"], inputs, document["index"])
+        elif kind == "message_delta":
+            _add_message_delta(message, document)
+        elif kind not in ("content_block_stop", "ping"):
+            raise _InexactError(f"unknown event {kind}")
+    raise _InexactError("no terminal event")
+
+
+def _add_block_delta(block: dict[str, Any], delta: dict[str, Any], inputs: dict[int, str], index: int) -> None:
+    kind = delta["type"]
+    if kind == "input_json_delta":
+        inputs[index] = inputs.get(index, "") + delta["partial_json"]
+    elif kind == "citations_delta":
+        block["citations"] = [*(block.get("citations") or ()), delta["citation"]]
+    elif kind in _BLOCK_DELTAS:
+        source, target, is_joined = _BLOCK_DELTAS[kind]
+        block[target] = (block.get(target) or "") + delta[source] if is_joined else delta[source]
+    else:
+        raise _InexactError(f"unknown delta {kind}")
+
+
+def _add_message_delta(message: dict[str, Any], document: dict[str, Any]) -> None:
+    if unknown := document.keys() - {"type", "delta", "usage", *_MESSAGE_DELTAS}:
+        raise _InexactError(f"unknown fields {unknown}")
+    message |= {name: value for name, value in document["delta"].items() if value is not None}
+    message |= {name: document[name] for name in _MESSAGE_DELTAS if document.get(name) is not None}
+    message["usage"] |= {name: value for name, value in (document.get("usage") or {}).items() if value is not None}
+
+
+def _finished(message: dict[str, Any], inputs: dict[int, str]) -> dict[str, Any]:
+    """A tool's input arrives as JSON text in pieces; no text at all leaves the block's own empty input."""
+    if message.get("stop_reason") is None:
+        raise _InexactError("the message did not finish")
+    for index, partial in inputs.items():
+        if partial:
+            message["content"][index]["input"] = json.loads(partial)
+    return message

@@ -1,0 +1,283 @@
+"""What every dialect answers, and the reading that all of them share: content codings, JSON, usage, ids.
+
+All of it is pure and total: a request or a response is judged on its bytes alone, and no bytes make a reading raise.
+"""
+
+import json
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from importlib import import_module
+from typing import Any, Protocol
+
+import zstandard
+
+from ledger.stages import Effect
+from proxy.effects import PLAIN, UpstreamTraits, verdict
+from proxy.endpoints import Family
+from proxy.headers import RawHeaders, find, media_type
+from proxy.sse import Event, events
+
+# An answer of a model is kilobytes, with images tens of megabytes; beyond this a small body is a decompression bomb.
+DECODED_BODY_LIMIT_BYTES = 64 * 1024 * 1024
+ID_LIMIT_BYTES = 256  # every id seen is below 100; a longer one is not worth a column
+ERROR_TEXT_LIMIT_CHARS = 2000  # enough for a person; the whole text stays in the recorded body
+
+BODILESS_2XX = frozenset({204, 205})
+
+# Ids that providers put on the head, for look-ups and for support. Source: research/providers.md section 5.
+_ID_HEADERS = (b"x-request-id", b"request-id", b"apim-request-id", b"x-amzn-requestid", b"x-generation-id", b"cf-ray")
+
+
+class Outcome(StrEnum):
+    """How the provider's answer ended, in its own words."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"  # an error status with the provider's envelope
+    IN_BAND_ERROR = "in_band_error"  # an error after a 2xx had begun
+    INCOMPLETE = "incomplete"  # no terminal evidence
+    EMPTY = "empty"  # whole, and without any output
+    UNREADABLE = "unreadable"  # judged by status alone
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFacts:
+    """What a request body says. None: it does not say, or cannot be read."""
+
+    model: str | None = None
+    stream: bool = False
+    max_output_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What a dialect found in a response body. Usage keeps the provider's names; a name that is absent is not 0."""
+
+    outcome: Outcome
+    finish_reason: str | None = None
+    usage: Mapping[str, int] | None = None
+    provider_ids: Mapping[str, str] = field(default_factory=dict)
+    model: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading(Findings):
+    """Findings, the effect that they prove, and the version of the dialect that read them."""
+
+    version: int
+    effect: Effect
+
+
+class Dialect(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def family(self) -> Family: ...
+
+    def read_request(self, body: bytes) -> RequestFacts:
+        """Never raises."""
+
+    def is_terminal(self, event: bytes) -> bool:
+        """Whether this SSE event (its raw text) ends the answer: nothing that counts comes after it."""
+
+    def is_whole(self, status: int, headers: RawHeaders, body: bytes) -> bool:
+        """Whether the body holds the terminal evidence that the dialect requires. HTTP framing is judged elsewhere."""
+
+    def interpret(self, status: int, headers: RawHeaders, body: bytes, traits: UpstreamTraits = PLAIN) -> Reading:
+        """The reading of a whole response. Never raises: what cannot be read is `unreadable`, judged by status."""
+
+    def error_event(self, code: str, sentence: str) -> bytes:
+        """What to write at an event boundary, before an unclean end, once a 200 has begun. Empty: nothing is readable."""
+
+    def sse_to_json(self, body: bytes) -> bytes | None:
+        """A decoded whole event stream as the JSON that the same request without `stream` gets; None if not exactly."""
+
+
+# --- bodies ---
+
+
+class UndecodableError(ValueError):
+    """The content coding is not known here, or the body grows beyond DECODED_BODY_LIMIT_BYTES."""
+
+
+def decoded(headers: RawHeaders, body: bytes) -> bytes:
+    """The body without its content codings. Of a cut or damaged body: what could be decoded."""
+    for coding in reversed((find(headers, b"content-encoding") or b"").lower().split(b",")):
+        body = _decode_one(coding.strip(), body)
+        if len(body) > DECODED_BODY_LIMIT_BYTES:
+            raise UndecodableError(f"the body decodes to more than {DECODED_BODY_LIMIT_BYTES} bytes")
+    return body
+
+
+def _decode_one(coding: bytes, body: bytes) -> bytes:
+    if coding in (b"", b"identity"):
+        return body
+    if coding in (b"gzip", b"x-gzip"):
+        return b"".join(_inflated(body, zlib.MAX_WBITS | 16))
+    if coding == b"deflate":  # RFC 9110: with a zlib header; some servers send none
+        return b"".join(_inflated(body, zlib.MAX_WBITS)) or b"".join(_inflated(body, -zlib.MAX_WBITS))
+    if coding == b"zstd":
+        return b"".join(_zstd_pieces(body))
+    if coding == b"br":
+        return _brotli(body)
+    raise UndecodableError(f"content coding {coding.decode('latin-1')} is not known")
+
+
+def _inflated(body: bytes, window_bits: int) -> Iterator[bytes]:
+    room = DECODED_BODY_LIMIT_BYTES + 1
+    while body and room > 0:  # a gzip body may have several members
+        inflater = zlib.decompressobj(window_bits)
+        try:
+            piece = inflater.decompress(body, room)
+        except zlib.error:
+            return
+        yield piece
+        room -= len(piece)
+        body = inflater.unused_data
+
+
+def _zstd_pieces(body: bytes) -> Iterator[bytes]:
+    room = DECODED_BODY_LIMIT_BYTES + 1
+    reader = zstandard.ZstdDecompressor().stream_reader(body, read_across_frames=True)
+    try:
+        while room > 0 and (piece := reader.read(min(room, zstandard.DECOMPRESSION_RECOMMENDED_OUTPUT_SIZE))):
+            yield piece
+            room -= len(piece)
+    except zstandard.ZstdError:
+        return
+
+
+def _brotli(body: bytes) -> bytes:
+    """Brotli is not among the dependencies; where it is installed, it must be able to bound its output (1.2)."""
+    try:
+        brotli: Any = import_module("brotli")
+        decompressor = brotli.Decompressor()
+        return bytes(decompressor.process(body, output_buffer_limit=DECODED_BODY_LIMIT_BYTES + 1))
+    except Exception as error:
+        raise UndecodableError("content coding br cannot be decoded here") from error
+
+
+def is_event_stream(headers: RawHeaders) -> bool:
+    return media_type(headers) == b"text/event-stream"
+
+
+def is_json(headers: RawHeaders) -> bool:
+    return media_type(headers).endswith((b"/json", b"+json"))
+
+
+def parsed(data: bytes) -> Any:
+    """The JSON value, or None where there is none."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+
+
+def parsed_object(data: bytes) -> dict[str, Any]:
+    """The JSON object, or an empty one where there is none."""
+    document = parsed(data)
+    return document if isinstance(document, dict) else {}
+
+
+def whole(
+    status: int, headers: RawHeaders, body: bytes, stream_is_whole: Callable[[bytes], bool] = lambda _: True
+) -> bool:
+    """Terminal evidence of a stored response: JSON that parses, a stream that `stream_is_whole`; else the framing's."""
+    if not body:
+        return not 200 <= status < 300 or status in BODILESS_2XX
+    try:
+        data = decoded(headers, body)
+    except UndecodableError:
+        return True  # nothing to see here: the framing alone decides, or every such answer would count as cut
+    if is_event_stream(headers):
+        return stream_is_whole(data)
+    return not is_json(headers) or data.strip() == b"null" or parsed(data) is not None
+
+
+# --- facts ---
+
+
+def text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def positive(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def flat_usage(usage: object) -> dict[str, int]:
+    """The numbers under the provider's own names, nested ones joined with dots; null and text say nothing."""
+    flat: dict[str, int] = {}
+    for name, value in usage.items() if isinstance(usage, dict) else ():
+        if isinstance(value, dict):
+            flat.update({f"{name}.{inner}": count for inner, count in flat_usage(value).items()})
+        elif (count := positive(value)) is not None:
+            flat[name] = count
+    return flat
+
+
+def envelope_error(document: object) -> str | None:
+    """The message of an error envelope: OpenAI, Anthropic and Gemini all have it at `error.message`."""
+    error = document.get("error") if isinstance(document, dict) else None
+    message = error.get("message") if isinstance(error, dict) else None
+    return message[:ERROR_TEXT_LIMIT_CHARS] if isinstance(message, str) else None
+
+
+def header_ids(headers: RawHeaders) -> dict[str, str]:
+    found = {name.decode(): find(headers, name) for name in _ID_HEADERS}
+    return {name: value.decode("latin-1") for name, value in found.items() if value and len(value) <= ID_LIMIT_BYTES}
+
+
+def body_ids(**ids: object) -> dict[str, str]:
+    return {name: value for name, value in ids.items() if isinstance(value, str) and 0 < len(value) <= ID_LIMIT_BYTES}
+
+
+def stream_events(stream: bytes) -> Iterator[Event]:
+    """The events of a stored stream, with a last one that lacks only its blank line: what it says was said."""
+    return events(stream + b"\n\n")
+
+
+def data_objects(stream: bytes) -> Iterator[dict[str, Any]]:
+    """The JSON objects of an event stream's data, in order; anything else in it is passed over."""
+    for event in stream_events(stream):
+        if document := parsed_object(event.data):
+            yield document
+
+
+def read_whole(
+    version: int,
+    found_in: Callable[[bytes, bool], Findings],
+    status: int,
+    headers: RawHeaders,
+    body: bytes,
+    traits: UpstreamTraits,
+) -> Reading:
+    """A reading of a response: an error status by its envelope, a 2xx by `found_in(data, is_stream)`. Never raises."""
+    try:
+        data = decoded(headers, body)
+        if 200 <= status < 300:
+            findings = found_in(data, is_event_stream(headers))
+        else:
+            error = envelope_error(parsed(data))
+            findings = Findings(outcome=Outcome.UNREADABLE if error is None else Outcome.FAILED, error=error)
+    except Exception:  # noqa: BLE001 - recorded bytes are anyone's; whatever they break, the status still speaks
+        findings = Findings(outcome=Outcome.UNREADABLE)
+    return Reading(
+        version=version,
+        effect=verdict(
+            status,
+            has_envelope=findings.outcome is Outcome.FAILED,
+            in_band_error=findings.outcome is Outcome.IN_BAND_ERROR,
+            gateway=traits.gateway,
+            exceptions=traits.answered_statuses,
+        ),
+        outcome=findings.outcome,
+        finish_reason=findings.finish_reason,
+        usage=findings.usage,
+        provider_ids={**header_ids(headers), **findings.provider_ids},
+        model=findings.model,
+        error=findings.error,
+    )

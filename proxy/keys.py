@@ -1,0 +1,272 @@
+"""Who calls, and what names their intention: caller, scope, idempotency key, canonical body (semantics.md section 1).
+
+Every digest is a blake3 keyed with the ledger's secret over length-prefixed parts under a purpose, so that nothing
+here can be recomputed without the state dir and no two kinds of digest can be mistaken for each other.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from urllib.parse import unquote_plus, unquote_to_bytes
+
+from blake3 import blake3
+
+from proxy.clients import ClientProfile
+from proxy.headers import RawHeaders, find_all
+from proxy.target import CREDENTIAL_PARAMETERS
+
+EXPLICIT_KEY_LIMIT_BYTES = 255  # it stands in an index and in every row that names the call
+CANONICAL_JSON_LIMIT_BYTES = 33_554_432  # 32 MiB, Anthropic's limit for a message; parsing takes several times its size
+CANONICAL_JSON_DEPTH_LIMIT = 64  # far above any tool schema, far below the interpreter's recursion limit
+MULTIPART_PARTS_LIMIT = 1024  # an upload has a handful
+
+
+class CredentialKind(StrEnum):
+    API_KEY = "api_key"
+    BEARER = "bearer"
+    SIGV4 = "sigv4"
+    UNKNOWN = "unknown"  # a scheme we know nothing about, or cookies: the whole value
+    ANONYMOUS = "anonymous"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sends. `exact` binds replay and attach (I9); `fingerprint` is the stable identity that scopes are made of."""
+
+    fingerprint: str  # hex
+    exact: str  # hex
+    kind: CredentialKind
+    rotating: bool  # the credential is replaced by time; the caller's unresolved calls lose protection when it is
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFault:
+    """Why an explicit key cannot be used; `code` and `sentence` are the refusal's."""
+
+    sentence: str
+    code: str = "bad_key"
+
+
+@dataclass(frozen=True, slots=True)
+class _Credential:
+    kind: CredentialKind
+    value: bytes  # what identifies it: the whole secret; of SigV4 the access key id, for its signature is always new
+
+
+def _keyed(secret: bytes, purpose: str, *parts: bytes) -> str:
+    digest = blake3(key=secret)
+    for part in (purpose.encode(), *parts):
+        digest.update(len(part).to_bytes(8, "big"))
+        digest.update(part)
+    return digest.hexdigest()
+
+
+# --- caller ---
+
+_SIGV4 = re.compile(rb"AWS4-[A-Z0-9-]+\s+(?:.*[,\s])?Credential=([^/,\s]+)", re.DOTALL)
+_BEARER = re.compile(rb"bearer\s+(.*)", re.IGNORECASE | re.DOTALL)
+
+# Starts of credentials that live for minutes to days: JWTs, Google OAuth access tokens, Anthropic OAuth tokens
+# (Claude subscriptions), AWS STS access key ids. Source: the vendors' published token formats.
+_ROTATING = (b"eyJ", b"ya29.", b"sk-ant-oat", b"ASIA")
+
+
+def _api_key(value: bytes) -> _Credential:
+    return _Credential(CredentialKind.API_KEY, value)
+
+
+def _authorization(value: bytes) -> _Credential:
+    if found := _SIGV4.match(value):
+        return _Credential(CredentialKind.SIGV4, found[1])
+    if found := _BEARER.fullmatch(value):
+        return _Credential(CredentialKind.BEARER, found[1])
+    return _Credential(CredentialKind.UNKNOWN, value)
+
+
+def _access_key(value: bytes) -> _Credential:
+    return _Credential(CredentialKind.SIGV4, value.partition(b"/")[0])
+
+
+_Read = Callable[[bytes], _Credential]
+_HEADERS: tuple[tuple[bytes, _Read], ...] = (
+    (b"x-api-key", _api_key),
+    (b"api-key", _api_key),
+    (b"x-goog-api-key", _api_key),
+    (b"ocp-apim-subscription-key", _api_key),
+    (b"authorization", _authorization),
+)
+# Every parameter that recording removes counts here, or two callers would look the same; `key` is Gemini's.
+_PARAMETERS: dict[str, _Read] = {
+    **dict.fromkeys(CREDENTIAL_PARAMETERS, _api_key),
+    "x-amz-credential": _access_key,
+    "x-goog-credential": _access_key,
+}
+_SIGNATURES = frozenset(
+    {"x-amz-signature", "x-goog-signature"}
+)  # another on every request; the credential is beside it
+
+
+def caller_fingerprint(secret: bytes, headers: RawHeaders, query: str) -> Caller:
+    """The caller of a request with this query (without `?`).
+
+    All credentials of a request count together: two users behind one placeholder API key are told apart by their tokens.
+    """
+    credentials = [read(value) for name, read in _HEADERS for value in find_all(headers, name) if value]
+    for parameter in re.split("[&;]", query):
+        raw_name, _, value = parameter.partition("=")
+        name = unquote_plus(raw_name).strip().lower()
+        if value and name in _PARAMETERS and name not in _SIGNATURES:
+            credentials.append(_PARAMETERS[name](unquote_to_bytes(value)))
+    if not credentials:  # beside a credential cookies are the CDN's, and change at its will
+        credentials = [_Credential(CredentialKind.UNKNOWN, value) for value in find_all(headers, b"cookie")]
+    parts = [part for credential in credentials for part in (credential.kind.encode(), credential.value)]
+    return Caller(
+        fingerprint=_keyed(secret, "caller", *parts),
+        exact=_keyed(secret, "credential", *parts),
+        kind=credentials[0].kind if credentials else CredentialKind.ANONYMOUS,
+        rotating=any(credential.value.startswith(_ROTATING) for credential in credentials),
+    )
+
+
+# --- canonical body ---
+
+
+class _NotCanonicalError(Exception):
+    """The body has no canonical form of its own; its raw bytes stand for it."""
+
+
+class _Number(str):
+    """A JSON number as it was written: 1.0 is not 1, and no precision is lost."""
+
+    __slots__ = ()
+
+
+def canonical_body(body: bytes, content_type: bytes | None, profile: ClientProfile) -> bytes:
+    """The bytes that stand for the body in keys and comparisons; only ever hashed, never sent. Never raises."""
+    kind = (content_type or b"").partition(b";")[0].strip().lower()
+    try:
+        if kind.startswith(b"multipart/"):
+            return _canonical_multipart(body, content_type or b"")
+        if len(body) <= CANONICAL_JSON_LIMIT_BYTES and (not kind or kind.endswith((b"/json", b"+json"))):
+            return _canonical_json(body, profile.ignored_fields)
+    except (_NotCanonicalError, ValueError, RecursionError):
+        pass
+    return body
+
+
+def _canonical_json(body: bytes, ignored_fields: frozenset[str]) -> bytes:
+    # Decoded here, and strictly: json.loads on bytes would let UTF-16 and encoded surrogates pass for the same text.
+    document = json.loads(
+        body.decode(),
+        object_pairs_hook=_distinct_names,
+        parse_int=_Number,
+        parse_float=_Number,
+        parse_constant=_refuse_constant,
+    )
+    if isinstance(document, dict):
+        document = {name: value for name, value in document.items() if name not in ignored_fields}
+    return _written(document).encode("ascii")
+
+
+def _distinct_names(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    document = dict(pairs)
+    if len(document) != len(pairs):
+        raise _NotCanonicalError("which of two equal names counts is the provider's choice")
+    return document
+
+
+def _refuse_constant(text: str) -> None:
+    raise _NotCanonicalError(f"{text} is not JSON")
+
+
+def _written(value: object, depth_left: int = CANONICAL_JSON_DEPTH_LIMIT) -> str:
+    """The JSON text; json.dumps cannot write a number as it was written."""
+    if isinstance(value, _Number):
+        return value
+    if not isinstance(value, dict | list):
+        return json.dumps(value)
+    if not depth_left:
+        raise _NotCanonicalError(f"deeper than {CANONICAL_JSON_DEPTH_LIMIT}")
+    if isinstance(value, list):
+        return "[" + ",".join([_written(item, depth_left - 1) for item in value]) + "]"
+    return (
+        "{" + ",".join([f"{json.dumps(name)}:{_written(value[name], depth_left - 1)}" for name in sorted(value)]) + "}"
+    )
+
+
+_BOUNDARY = re.compile(rb';\s*boundary=(?:"([^"]{1,70})"|([^\s;"]{1,70}))', re.IGNORECASE)
+
+
+def _canonical_multipart(body: bytes, content_type: bytes) -> bytes:
+    """The parts in order, each as its own header lines (name, file name, type) and the digest of its content.
+
+    Anything but the plain form that client libraries write (no preamble, no padding, nothing after the end) is refused.
+    """
+    found = _BOUNDARY.search(content_type)
+    if found is None:
+        raise _NotCanonicalError("no boundary")
+    delimiter = b"--" + (found[1] or found[2])
+    if not body.startswith(delimiter):
+        raise _NotCanonicalError("no first part")
+    parts: list[tuple[str, str]] = []
+    view, position = memoryview(body), len(delimiter)
+    while body.startswith(b"\r\n", position):
+        end = body.find(b"\r\n" + delimiter, position)
+        head_end = body.find(b"\r\n\r\n", position, end)
+        if end < 0 or head_end < 0 or len(parts) == MULTIPART_PARTS_LIMIT:
+            raise _NotCanonicalError("a part without head or end, or too many parts")
+        head = body[position + 2 : head_end].decode("latin-1")
+        parts.append((head, blake3(view[head_end + 4 : end]).hexdigest()))
+        position = end + 2 + len(delimiter)
+    if not parts or body[position:] not in (b"--", b"--\r\n"):
+        raise _NotCanonicalError("no closing delimiter")
+    return b"multipart\n" + json.dumps(parts).encode("ascii")
+
+
+# --- scope and key ---
+
+# One credential can act for several organisations and projects, which pay and see apart.
+_ACCOUNT_HEADERS = (b"openai-organization", b"openai-project", b"x-goog-user-project")
+_KEY = re.compile(rb"[\x21-\x7e\x80-\xff]+")
+
+
+def scope(caller: Caller, upstream: str, run: str | None = None) -> str:
+    """Where keys are compared. Upstream and run names hold no `/`."""
+    return "/".join((upstream, caller.fingerprint, *((run,) if run is not None else ())))
+
+
+def explicit_key(headers: RawHeaders) -> str | KeyFault | None:
+    """The client's own `Idempotency-Key`, byte for byte as latin-1; None where there is none."""
+    values = find_all(headers, b"idempotency-key")
+    if not values:
+        return None
+    if len(values) > 1:
+        return KeyFault("The header Idempotency-Key was sent more than once; send it once.")
+    if not values[0]:
+        return KeyFault("The header Idempotency-Key is empty; send a key or leave the header out.")
+    if len(values[0]) > EXPLICIT_KEY_LIMIT_BYTES:
+        return KeyFault(
+            f"The header Idempotency-Key has {len(values[0])} bytes; send at most {EXPLICIT_KEY_LIMIT_BYTES}."
+        )
+    if not _KEY.fullmatch(values[0]):
+        return KeyFault(
+            "The header Idempotency-Key holds a space or a control character; send visible characters only."
+        )
+    return values[0].decode("latin-1")
+
+
+def derive_key(
+    secret: bytes, dialect: str, method: str, path_and_query: str, headers: RawHeaders, canonical: bytes
+) -> str:
+    """The key of a request that names none. `path_and_query` is the provider's, without credential parameters."""
+    account = (b"\0".join(find_all(headers, name)) for name in _ACCOUNT_HEADERS)
+    return _keyed(
+        secret, "derived-key", dialect.encode(), method.encode(), path_and_query.encode(), *account, canonical
+    )
+
+
+def canonical_digest(secret: bytes, method: str, path_and_query: str, canonical: bytes) -> str:
+    """What is compared under an explicit key: another digest is `drift` or `key_reused`."""
+    return _keyed(secret, "request", method.encode(), path_and_query.encode(), canonical)

@@ -1,0 +1,306 @@
+"""The only outbound session. Every failure of a send is `not_sent` (with its proof) or `lost`; everything else is an answer.
+
+The order on the wire, kept by `BarrierConnector.connect`: a clean connection (pool, or DNS, TCP, TLS), then
+`before_first_byte` awaited, then the connection is looked at again, then bytes. It runs once a send: a second run would be a re-send.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from ssl import SSLContext
+from typing import Any, Final, Literal
+
+import aiohttp
+from aiohttp import payload
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.connector import Connection
+from aiohttp.http_writer import StreamWriter
+from yarl import URL
+
+from proxy.headers import RawHeaders, as_text, end_to_end, find, media_type
+from proxy.server import still_open
+
+PIECE_BYTES: Final = 64 * 1024
+DNS_CACHE_S: Final = 30  # a moved name is found again soon; a lookup an attempt would be slow
+JSON_WHITESPACE: Final = b" \t\r\n"
+
+Framing = Literal["none", "length", "chunked", "close"]
+
+
+class AttemptFailed(Exception):  # noqa: N818 - an outcome, recorded as it is named
+    """`not_sent`: `proof` says why the provider cannot have the request. `lost`: it may have it, and no whole answer came."""
+
+    def __init__(self, kind: Literal["not_sent", "lost"], proof: str, error: BaseException) -> None:
+        super().__init__(f"{kind}: {proof} ({type(error).__name__}: {error})")
+        self.kind, self.proof, self.error = kind, proof, error
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What has provably happened in one send; read when something fails."""
+
+    before_first_byte: Callable[[], Awaitable[None]]
+    after_connect: Callable[[], None]
+    needed: (
+        int | None
+    )  # body bytes without which the provider cannot act; None: a part of the body may already be acted on
+    acquired: bool = False  # a clean connection was there
+    cleared: bool = False  # the barrier passed: bytes may have left
+    handed: int = 0  # body bytes handed to the transport, never counted too low
+    answered: bool = False  # a final status line came in
+    callers_own: BaseException | None = None  # raised by the barrier: no failure of the network
+    transport: asyncio.Transport | None = None
+
+    def failure(self, error: BaseException) -> AttemptFailed:
+        if not self.acquired:
+            return AttemptFailed("not_sent", "no connection", error)
+        if not self.cleared:
+            return AttemptFailed("not_sent", "no byte left: the connection ended before the first one", error)
+        if self.answered:
+            return AttemptFailed("lost", "an answer began", error)
+        if self.needed is not None and self.handed < self.needed:
+            proof = f"{self.handed} of {self.needed} body bytes were handed to the transport, then it was closed"
+            return AttemptFailed("not_sent", proof, error)
+        return AttemptFailed("lost", "the request may have been received", error)
+
+    def abort(self) -> None:
+        """close() would go on flushing to a peer that may never read; nothing of this send may leave any more."""
+        if self.transport is not None:
+            self.transport.abort()
+
+
+def _needed_bytes(headers: RawHeaders, body: bytes) -> int | None:
+    """Only a single plain JSON document is useless without its last byte; white space after it is not needed."""
+    media = media_type(headers)
+    single = media == b"application/json" or media.endswith(b"+json")
+    if not single or find(headers, b"content-encoding") is not None:
+        return None
+    return len(body.rstrip(JSON_WHITESPACE)) or None
+
+
+class CountedBody(payload.Payload):
+    """The body in pieces; each is handed over only after all others have left this process.
+
+    With a write buffer limit of 0 `drain` returns when the kernel has taken everything. So while fewer bytes than needed are
+    handed over, the provider cannot have a complete request, whatever broke.
+    """
+
+    _autoclose = True
+
+    def __init__(self, body: bytes, progress: _Progress, idle_timeout_s: float) -> None:
+        super().__init__(body)
+        self._size, self._progress, self._idle_timeout_s = len(body), progress, idle_timeout_s
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        return bytes(self._value).decode(encoding, errors)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        assert isinstance(writer, StreamWriter)
+        assert writer.transport is not None
+        writer.transport.set_write_buffer_limits(high=0)
+        view = memoryview(self._value)
+        for at in range(0, len(view), PIECE_BYTES):
+            piece = view[at : at + PIECE_BYTES]
+            self._progress.handed = at + len(piece)  # counted before the call: it may raise after handing over
+            await writer.write(piece, drain=False)
+            await self._drain(writer)
+
+    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:  # noqa: ARG002
+        await self.write(writer)
+
+    async def _drain(self, writer: StreamWriter) -> None:
+        """The write time-out that aiohttp lacks: idle_timeout_s without the kernel taking a byte."""
+        while (transport := writer.transport) is not None and not transport.is_closing():
+            waiting = transport.get_write_buffer_size()
+            try:
+                async with asyncio.timeout(self._idle_timeout_s):
+                    await writer.drain()
+            except TimeoutError:
+                if transport.get_write_buffer_size() >= waiting:
+                    transport.abort()
+                    raise
+            else:
+                return
+        raise ConnectionResetError("the connection was closed within the request body")
+
+
+@dataclass(slots=True)
+class Answer:
+    """A final status line and headers are in; the body is still coming. `length` only where the framing is a length."""
+
+    status: int
+    reason: str
+    headers: RawHeaders
+    framing: Framing
+    length: int | None
+    _response: aiohttp.ClientResponse = field(repr=False)
+    _progress: _Progress = field(repr=False)
+
+    async def body(self) -> AsyncIterator[bytes]:
+        """Raw bytes as they come. Raises AttemptFailed('lost') when cut; what had arrived before the cut comes out first."""
+        content = self._response.content
+        while not content.at_eof():
+            try:
+                data = await content.readany()
+            except (aiohttp.ClientError, OSError) as error:
+                # The public readers refuse to hand out what came before a reset; the pinned version keeps it here.
+                if salvaged := content._read_nowait(-1):  # noqa: SLF001
+                    yield salvaged
+                raise self._progress.failure(error) from error
+            if data:
+                yield data
+
+    def close(self) -> None:
+        """Gives a wholly read connection back to the pool (aiohttp has done so already), breaks any other."""
+        self._response.close()
+
+
+async def _never_again(
+    request: aiohttp.ClientRequest, send: Callable[[aiohttp.ClientRequest], Awaitable[aiohttp.ClientResponse]]
+) -> aiohttp.ClientResponse:
+    """On exactly these two errors aiohttp sends idempotent methods again, even on a fresh connection: hide them from it."""
+    try:
+        return await send(request)
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+        raise aiohttp.ClientError(f"{type(error).__name__}: {error}") from error
+
+
+_progress: ContextVar[_Progress] = ContextVar("progress")  # session.request calls connector.connect within one task
+
+
+class BarrierConnector(aiohttp.TCPConnector):
+    """`connect` lies outside aiohttp's connect time-out, so a slow commit is not taken for a slow peer."""
+
+    async def connect(
+        self, req: aiohttp.ClientRequest, traces: list[Any], timeout: aiohttp.ClientTimeout  # noqa: ASYNC109
+    ) -> Connection:  # fmt: skip
+        progress = _progress.get()
+        if progress.acquired:
+            raise aiohttp.ClientError("refused to send one attempt twice")
+        connection = await super().connect(req, traces, timeout)
+        while not _clean(
+            connection
+        ):  # a pooled one on which the peer closed or spoke: its words would pass for our answer
+            connection.close()
+            connection = await super().connect(req, traces, timeout)
+        progress.acquired, progress.transport = True, connection.transport
+        try:
+            await _pass_barrier(progress)
+        except BaseException:
+            connection.close()
+            raise
+        if not _clean(connection):
+            connection.close()
+            raise aiohttp.ClientConnectionError("the peer closed or spoke before the first byte")
+        progress.cleared = True
+        return connection
+
+
+async def _pass_barrier(progress: _Progress) -> None:
+    try:
+        progress.after_connect()
+        await progress.before_first_byte()
+    except BaseException as error:
+        progress.callers_own = error
+        raise
+
+
+def _clean(connection: Connection) -> bool:
+    protocol, transport = connection.protocol, connection.transport
+    return protocol is not None and not protocol.should_close and still_open(transport)
+
+
+def _nothing() -> None:
+    """The default of `after_connect`."""
+
+
+class Upstream:
+    """Create it inside the running loop, after any fork."""
+
+    def __init__(
+        self,
+        *,
+        connect_timeout_s: float,
+        idle_timeout_s: float,
+        keepalive_s: float,
+        fresh_connections: bool = False,
+        ssl: SSLContext | bool = True,
+    ) -> None:
+        self._idle_timeout_s, self._ssl = idle_timeout_s, ssl
+        pool: dict[str, Any] = {"force_close": True} if fresh_connections else {"keepalive_timeout": keepalive_s}
+        self._session = aiohttp.ClientSession(
+            connector=BarrierConnector(limit=0, ttl_dns_cache=DNS_CACHE_S, **pool),
+            timeout=aiohttp.ClientTimeout(
+                total=None, connect=connect_timeout_s, sock_connect=connect_timeout_s, sock_read=idle_timeout_s
+            ),
+            cookie_jar=aiohttp.DummyCookieJar(),  # the default jar would hand one caller's cookies to another
+            auto_decompress=False,
+            trust_env=False,
+            raise_for_status=False,
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+            middlewares=(_never_again,),
+            max_line_size=65_536,
+            max_field_size=65_536,
+            max_headers=256,
+        )
+
+    async def send(
+        self,
+        method: str,
+        url: str,
+        headers: RawHeaders,
+        body: bytes,
+        before_first_byte: Callable[[], Awaitable[None]],
+        after_connect: Callable[[], None] = _nothing,
+    ) -> Answer:
+        """One attempt, never repeated. Raises AttemptFailed; what the barrier raises comes out as it is, and nothing was sent.
+
+        `url` is written to the wire byte for byte. Cancelled, it leaves the connection closed.
+        """
+        progress = _Progress(before_first_byte, after_connect, _needed_bytes(headers, body))
+        token = _progress.set(progress)
+        try:
+            response = await self._session.request(
+                method,
+                URL(url, encoded=True),
+                headers=as_text(end_to_end(headers)),
+                data=CountedBody(body, progress, self._idle_timeout_s) if body else None,
+                allow_redirects=False,
+                ssl=self._ssl,
+            )
+        except BaseException as error:
+            progress.abort()
+            if progress.callers_own is not None:
+                raise progress.callers_own from None
+            if isinstance(error, (aiohttp.ClientError, OSError, ValueError)):
+                raise progress.failure(error) from error
+            raise
+        finally:
+            _progress.reset(token)
+        progress.answered = True
+        return _answer(method, response, progress)
+
+    async def close(self) -> None:
+        await self._session.close()
+
+
+def _answer(method: str, response: aiohttp.ClientResponse, progress: _Progress) -> Answer:
+    if (
+        response.status == HTTPStatus.SWITCHING_PROTOCOLS
+    ):  # aiohttp hands it over as final; nothing we forward may upgrade
+        response.close()
+        raise AttemptFailed("lost", "the provider switched protocols unasked", aiohttp.ClientError("101"))
+    framing, length = _framing(method, response)
+    return Answer(response.status, response.reason or "", response.raw_headers, framing, length, response, progress)
+
+
+def _framing(method: str, response: aiohttp.ClientResponse) -> tuple[Framing, int | None]:
+    if method == "HEAD" or response.status in {HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED}:
+        return "none", None
+    if b"chunked" in (find(response.raw_headers, b"transfer-encoding") or b"").lower():
+        return "chunked", None
+    if (declared := find(response.raw_headers, b"content-length")) is not None:
+        return "length", int(declared)
+    return "close", None

@@ -1,0 +1,127 @@
+"""Anthropic messages, token counts and models, as docs.anthropic.com and the types of anthropic 2.14 describe them. Pure."""
+
+from typing import Any
+
+import orjson
+
+from synthetic_provider.wire import (
+    Ask,
+    Format,
+    JsonObject,
+    Stream,
+    content_chunks,
+    event,
+    provider_id,
+    tool_name,
+    words,
+)
+
+# docs.anthropic.com/en/api/errors and anthropic.types.shared.ErrorType. Others: by class of status.
+_ERRORS: dict[int, str] = {
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+
+def error(ask: Ask, status: int, message: str) -> JsonObject:
+    kind = _ERRORS.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": ask.request_id}
+
+
+def _input_tokens(ask: Ask) -> int:
+    return words(ask.body.get("system")) + words(ask.body.get("messages"))
+
+
+def _message(ask: Ask, content: list[JsonObject], stop_reason: str | None, output_tokens: int) -> JsonObject:
+    message: dict[str, Any] = {
+        "id": provider_id("msg_", ask),
+        "type": "message",
+        "role": "assistant",
+        "model": ask.model,
+        "content": content,
+        "stop_reason": stop_reason,
+        "stop_sequence": None,
+    }
+    if ask.behaviour.usage:
+        message["usage"] = {"input_tokens": _input_tokens(ask), "output_tokens": output_tokens}
+    return message
+
+
+def _tool_use(ask: Ask) -> dict[str, Any]:
+    return {
+        "type": "tool_use",
+        "id": provider_id("toolu_", ask),
+        "name": tool_name(ask),
+        "input": {"receipt": ask.receipt},
+    }
+
+
+def _stop_reason(ask: Ask) -> str:
+    return "tool_use" if ask.behaviour.tool_call else "end_turn"
+
+
+def messages(ask: Ask) -> JsonObject:
+    content: list[JsonObject] = [{"type": "text", "text": "".join(content_chunks(ask))}]
+    if ask.behaviour.tool_call:
+        content.append(_tool_use(ask))
+    return _message(ask, content, _stop_reason(ask), ask.behaviour.chunks)
+
+
+def _named(kind: str, **data: object) -> bytes:
+    """An event whose name repeats its data's `type`, as all of Anthropic's do."""
+    return event({"type": kind, **data}, kind)
+
+
+def messages_stream(ask: Ask) -> Stream:
+    """`message_start` already counts one output token, as the provider's does; `message_delta` has the cumulative count."""
+    ending = [_named("content_block_stop", index=0)]
+    if ask.behaviour.tool_call:
+        call = _tool_use(ask)
+        arguments = orjson.dumps(call["input"]).decode()
+        ending += [
+            _named("content_block_start", index=1, content_block=call | {"input": {}}),
+            _named("content_block_delta", index=1, delta={"type": "input_json_delta", "partial_json": arguments}),
+            _named("content_block_stop", index=1),
+        ]
+    usage = {"usage": {"output_tokens": ask.behaviour.chunks}} if ask.behaviour.usage else {}
+    ending.append(_named("message_delta", delta={"stop_reason": _stop_reason(ask), "stop_sequence": None}, **usage))
+    ending.append(_named("message_stop"))
+    failure = {"type": "overloaded_error", "message": f"receipt {ask.receipt}: the in-band error of error_after"}
+    return Stream(
+        opening=_named("message_start", message=_message(ask, [], None, 1))
+        + _named("content_block_start", index=0, content_block={"type": "text", "text": ""})
+        + _named("ping"),
+        chunks=tuple(
+            _named("content_block_delta", index=0, delta={"type": "text_delta", "text": piece})
+            for piece in content_chunks(ask)
+        ),
+        ending=b"".join(ending),
+        error=_named("error", error=failure),
+    )
+
+
+def count_tokens(ask: Ask) -> JsonObject:
+    return {"input_tokens": _input_tokens(ask)}
+
+
+def models(_ask: Ask) -> JsonObject:
+    model = {
+        "type": "model",
+        "id": "synthetic",
+        "display_name": "Synthetic",
+        "created_at": "2023-11-14T22:13:20Z",
+        "lifecycle": "active",
+    }
+    return {"data": [model], "has_more": False, "first_id": "synthetic", "last_id": "synthetic"}
+
+
+MESSAGES = Format("anthropic_messages", "request-id", messages, error, messages_stream)
+COUNT_TOKENS = Format("anthropic_count_tokens", "request-id", count_tokens, error)
+MODELS = Format("anthropic_models", "request-id", models, error)

@@ -1,0 +1,132 @@
+"""How far bytes may be released before the commit, and how events are read."""
+
+import time
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.sse import UNDECIDED_LIMIT_BYTES, Event, EventHold, Hold, LastByteHold, events
+
+BLANKS = (b"\n\n", b"\r\n\r\n", b"\r\r", b"\n\r\n", b"\r\n\n")
+CONTENTS = (
+    b"data: a",
+    b"event: delta\ndata: {}",
+    b": ping",
+    b"data: not the end [DONE]",
+    b"event: x\r\ndata: 1\rdata: 2",
+)
+TERMINALS = (b"data: [DONE]", b"event: message_stop\ndata: {}")
+
+
+def is_terminal(event: bytes) -> bool:
+    return event.startswith((b"data: [DONE]", b"event: message_stop"))
+
+
+def feed_all(hold: Hold, pieces: list[bytes]) -> list[int]:
+    return [hold.feed(piece) for piece in pieces]
+
+
+def split(body: bytes, cuts: list[int]) -> list[bytes]:
+    at = [0, *sorted(cut % (len(body) + 1) for cut in cuts), len(body)]
+    return [body[start:end] for start, end in pairwise(at)]
+
+
+cut_lists = st.lists(st.integers(0, 10_000), max_size=40)
+content = st.lists(st.builds(bytes.__add__, st.sampled_from(CONTENTS), st.sampled_from(BLANKS)), max_size=12).map(
+    b"".join
+)
+
+
+@given(
+    content, st.sampled_from(TERMINALS), st.sampled_from(BLANKS), st.sampled_from([b"", b"data: late\n\n"]), cut_lists
+)
+def test_any_split_never_releases_into_the_terminal_event(
+    before: bytes, terminal: bytes, blank: bytes, after: bytes, cuts: list[int]
+) -> None:
+    """However a stream is cut into pieces: not the terminal event, not the last byte, never backwards, and the event is seen."""
+    body = before + terminal + blank + after
+    hold = EventHold(is_terminal)
+    released = feed_all(hold, split(body, cuts))
+    assert max(released) <= len(before) < len(body)
+    assert released == sorted(released)
+    assert hold.terminal_seen
+
+
+@given(content, cut_lists)
+def test_any_split_releases_all_whole_events(body: bytes, cuts: list[int]) -> None:
+    """Content is not delayed: what ends with a blank line is out, give or take the newline of a split line end."""
+    hold = EventHold(is_terminal)
+    released = max([0, *feed_all(hold, split(body, cuts))])
+    assert len(body) - 1 <= released <= len(body) or not body
+    assert not hold.terminal_seen
+
+
+@pytest.mark.parametrize("blank", BLANKS)
+def test_event_split_at_every_byte_is_released_only_when_whole(blank: bytes) -> None:
+    """A client never sees half an event."""
+    first = b"data: one" + blank
+    hold = EventHold(is_terminal)
+    released = feed_all(hold, [bytes([byte]) for byte in first])
+    assert released[: len(first) - 2] == [0] * (len(first) - 2)
+    assert released[-1] >= len(first) - 1
+
+
+@given(st.binary(max_size=400), cut_lists)
+def test_last_byte_hold_keeps_exactly_the_last_byte(body: bytes, cuts: list[int]) -> None:
+    """Everything but the last byte so far, after every piece."""
+    hold, seen = LastByteHold(), 0
+    for piece in split(body, cuts):
+        seen += len(piece)
+        assert hold.feed(piece) == max(0, seen - 1)
+
+
+def test_long_event_flows_and_keeps_its_last_byte_until_more_comes() -> None:
+    """An event above the limit is content; it was judged by its beginning, so its very end still waits."""
+    hold = EventHold(is_terminal)
+    long = b"data: " + b"x" * (3 * UNDECIDED_LIMIT_BYTES)
+    assert 0 < hold.feed(long) < len(long)
+    assert hold.feed(b"\n\n") == len(long) + 1
+    assert hold.feed(b"data: [DONE]\n\n") == len(long) + 2
+    assert hold.terminal_seen
+
+
+def test_long_terminal_event_is_held_from_its_start() -> None:
+    """`response.completed` carries the whole response: its first bytes decide."""
+    hold = EventHold(is_terminal)
+    assert hold.feed(b"data: a\n\n") == 9
+    assert max(feed_all(hold, [b"event: message_stop\ndata: ", *[b"y" * 30_000] * 5, b"\n\n"])) == 9
+    assert hold.terminal_seen
+
+
+def test_long_event_keeps_memory_bounded() -> None:
+    """I12: what is kept of an endless event is a few bytes."""
+    hold = EventHold(is_terminal)
+    feed_all(hold, [b"data: ", *[b"x" * 50_000] * 40])
+    assert len(hold._event) < 2 * UNDECIDED_LIMIT_BYTES
+
+
+def test_many_small_pieces_take_linear_time() -> None:
+    """An event that comes byte by byte is searched once, not once a byte: twice the bytes, about twice the time."""
+
+    def seconds(size: int) -> float:
+        hold, start = EventHold(is_terminal), time.perf_counter()
+        for _ in range(size):
+            hold.feed(b"x")
+        return time.perf_counter() - start
+
+    small, large = (min(seconds(size) for _ in range(3)) for size in (8_000, 64_000))
+    assert large < 8 * 4 * small
+
+
+def test_events_follow_the_standard() -> None:
+    """Names, joined data lines, comments, one stripped space, all line ends, and no event without its blank line."""
+    body = b'\xef\xbb\xbfevent: a\r\ndata: 1\r\ndata:  2\r\n\r\n: ping\n\nid: 7\rdata\r\rdata: {"x": 1}\n\nevent: b\n\ndata: cut\n'
+    assert list(events(body)) == [Event(b"a", b"1\n 2"), Event(b"", b""), Event(b"", b'{"x": 1}')]
+
+
+@given(st.lists(st.sampled_from(CONTENTS[:2] + TERMINALS), max_size=8), st.sampled_from(BLANKS))
+def test_events_of_a_body_are_as_many_as_were_written(written: list[bytes], blank: bytes) -> None:
+    """No event is merged with its neighbour or split."""
+    assert len(list(events(b"".join(event + blank for event in written)))) == len(written)
