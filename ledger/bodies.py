@@ -83,6 +83,9 @@ def chunk_digests(chunks: bytes) -> Iterator[bytes]:
 def plain(digest: bytes, frame: bytes) -> bytes:
     """One chunk's bytes. Raises UnreadableRecordError if they are not what the digest says."""
     try:
+        # A damaged frame may claim any size, and the decompressor would allocate it.
+        if zstandard.frame_content_size(frame) > MAX_CHUNK_BYTES:
+            raise UnreadableRecordError(f"the chunk {digest.hex()} claims to be larger than any chunk")
         data = zstandard.ZstdDecompressor().decompress(frame, max_output_size=MAX_CHUNK_BYTES)
     except zstandard.ZstdError as error:
         raise UnreadableRecordError(f"the chunk {digest.hex()} cannot be decompressed: {error}") from error

@@ -6,11 +6,13 @@ from ledger.projection import CallState
 from ledger.stages import Effect, Stage
 
 
-def claim_fault(requested: CallRequested, earlier: CallState | None) -> str | None:
-    """Why the claim would break I3, or None. `earlier` is the call it says it continues."""
+def claim_fault(requested: CallRequested, earlier: CallState | None, last_occurrence: int) -> str | None:
+    """Why the claim would break I3, or None. `earlier` is the call it says it continues, `last_occurrence` the key's."""
     if requested.continues is None:
         if requested.generation != 1:
             return f"generation {requested.generation} must name the call it continues"
+        if requested.occurrence != last_occurrence + 1:
+            return f"occurrence {requested.occurrence} is not new: the key's last one is {last_occurrence}"
         if requested.occurrence > 1 and not requested.evidence:
             return f"occurrence {requested.occurrence} must carry the evidence that it is a new sample"
         return None

@@ -7,7 +7,7 @@ import orjson
 from blake3 import blake3
 from pydantic import TypeAdapter, ValidationError
 
-from ledger.errors import UnreadableRecordError
+from ledger.errors import UnreadableRecordError, UnrecordableEventError
 from ledger.events import KINDS, UPCASTS, Event, Recorded
 from ledger.ids import CallId, Digest
 
@@ -22,18 +22,23 @@ def chained(previous: Digest, record: bytes) -> Digest:
 
 
 def encode(seq: int, at_ms: int, call: CallId | None, attempt: int | None, event: Event) -> bytes:
-    """The record: one line of JSON without a newline. Field order is fixed; the chain covers these exact bytes."""
-    return orjson.dumps(
-        {
-            "seq": seq,
-            "at": at_ms,
-            "kind": event.kind,
-            "v": event.version,
-            "call": call,
-            "attempt": attempt,
-            "data": event,
-        }
-    )
+    """The record: one line of JSON without a newline. Field order is fixed; the chain covers these exact bytes.
+
+    Raises UnrecordableEventError, so that a value which a client or a provider chose cannot poison the writer.
+    """
+    fields = {
+        "seq": seq,
+        "at": at_ms,
+        "kind": event.kind,
+        "v": event.version,
+        "call": call,
+        "attempt": attempt,
+        "data": event,
+    }
+    try:
+        return orjson.dumps(fields)
+    except orjson.JSONEncodeError as error:
+        raise UnrecordableEventError(f"{event.kind} of {call} cannot be recorded: {error}.") from error
 
 
 def decode(record: bytes | str, chain: Digest) -> Recorded:

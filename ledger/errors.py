@@ -17,6 +17,12 @@ class IllegalTransitionError(LedgerError):
     """The event may not follow what is recorded. Nothing was written. A programmer or an operator's stale view is at fault."""
 
 
+class UnrecordableEventError(LedgerError):
+    """A value of the event does not fit a record: an integer beyond 64 bits, a lone surrogate. Nothing was written; whoever
+    built the event bounds it.
+    """
+
+
 class PoisonedError(LedgerError):
     """A commit or fsync failed or was interrupted, so what is on disk is unknown. Stop admitting, exit 70, recover at start."""
 

@@ -97,6 +97,7 @@ NEXT: Final[Mapping[Evidence, Mapping[str, Evidence | None]]] = {
         "attempt.acknowledged": E.ACKNOWLEDGED,
         "attempt.observed:not_sent": E.NOT_SENT,
         **_OBSERVED,
+        **_WITNESSED,  # a restored backup knows attempt 1, the receipts know attempt 2
         **_DECISION,
         **_DELIVERY,
     },

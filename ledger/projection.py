@@ -82,6 +82,10 @@ class CallState:
         return self.attempts[-1] if self.attempts else None
 
     @property
+    def occurrence_id(self) -> tuple[Scope, Key, int]:
+        return self.scope, self.key, self.occurrence
+
+    @property
     def delivered(self) -> bool:
         return not DELIVERED.isdisjoint(self.deliveries)
 
@@ -147,6 +151,7 @@ def project(events: Iterable[Recorded], epochs: Epochs) -> dict[CallId, CallStat
     """All calls of `events`, which come in ledger order and hold every generation of an occurrence they touch."""
     known = dict(epochs)
     calls: dict[CallId, CallState] = {}
+    newest: dict[tuple[Scope, Key, int], CallState] = {}
     for recorded in events:
         if isinstance(recorded.event, EpochOpened):
             known[recorded.event.epoch] = recorded.event.protocol
@@ -158,8 +163,11 @@ def project(events: Iterable[Recorded], epochs: Epochs) -> dict[CallId, CallStat
         except IllegalTransitionError as fault:
             calls[recorded.call] = replace(state or _opened(recorded, known), fault=str(fault), last_seq=recorded.seq)
             continue
-        if isinstance(recorded.event, CallRequested) and (earlier := recorded.event.continues) in calls:
-            calls[earlier] = replace(calls[earlier], superseded_by=folded.call)
+        if state is None:
+            earlier = newest.get(folded.occurrence_id)
+            if earlier is not None and earlier.generation < folded.generation:
+                calls[earlier.call] = replace(calls[earlier.call], superseded_by=folded.call)
+            newest[folded.occurrence_id] = folded
     return calls
 
 

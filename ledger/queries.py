@@ -26,6 +26,11 @@ EVENTS_OF_CALL: Final = "SELECT record, chain FROM event WHERE call_id = ? ORDER
 ALL_EVENTS: Final = "SELECT record, chain FROM event ORDER BY seq"
 COUNT_EVENTS: Final = "SELECT count(*) FROM event"
 CHAIN_AT: Final = "SELECT chain FROM event WHERE seq = ?"
+EVENT_AT: Final = "SELECT record, chain FROM event WHERE seq = ?"
+LAST_OCCURRENCE: Final = "SELECT coalesce(max(occurrence), 0) FROM call_index WHERE scope = ? AND key = ?"
+GENERATION_BEFORE: Final = """
+    SELECT call_id FROM call_index WHERE scope = ? AND key = ? AND occurrence = ? AND generation < ?
+    ORDER BY generation DESC LIMIT 1"""
 META: Final = "SELECT value FROM meta WHERE name = ?"
 KEY_HEAD: Final = """
     SELECT seq, chain FROM event WHERE seq = (SELECT max(last_seq) FROM call_index WHERE scope = ? AND key = ?)"""
@@ -101,7 +106,7 @@ def write_index(db: sqlite3.Connection, state: CallState) -> None:
             state.key,
             state.occurrence,
             state.generation,
-            state.requested.epoch if state.requested else None,
+            state.attempt.epoch if state.attempt else state.requested.epoch if state.requested else None,
             state.last_seq,
             not state.finished,
             state.superseded_by is None and state.evidence in IN_FLIGHT,

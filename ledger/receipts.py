@@ -17,6 +17,15 @@ from ledger.ids import NO_CHAIN, Digest
 
 SEGMENT_LIMIT_BYTES: Final = 64 * 1024 * 1024  # one segment is read at start: a second or so
 SEGMENT_NAME: Final = "{:06d}.jsonl"
+_ATTEMPT_FIELDS: Final = frozenset(
+    ("n", "kind", "at", "scope", "key", "key_source", "occurrence", "generation", "call", "attempt", "upstream")
+    + ("caller_exact", "digest", "seq", "chain", "prev")
+)
+_FIELDS: Final = {
+    "segment": frozenset({"n", "kind", "lineage", "ledger", "prev"}),
+    "sent": _ATTEMPT_FIELDS,
+    "received": _ATTEMPT_FIELDS,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +140,11 @@ def read_since(directory: Path, count: int) -> list[Line]:
 def _line(raw: bytes, path: Path) -> Line:
     try:
         row = orjson.loads(raw)
-        return Line({"n": row["n"], "prev": row["prev"], "kind": row["kind"], **row}, digest_of(raw))
-    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-        raise WitnessesDisagreeError(f"{path} holds a line that is no receipt: {raw[:120]!r}.") from error
+        if row.keys() == _FIELDS[row["kind"]] and isinstance(row["n"], int):
+            return Line(row, digest_of(raw))
+    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError):
+        pass
+    raise WitnessesDisagreeError(f"{path} holds a line that is no receipt: {raw[:120]!r}.")
 
 
 def _broken(path: Path, number: int) -> str:

@@ -83,13 +83,12 @@ def open_epoch(
     since = _since(state_dir.receipts, last, receipts.position)
     unbroken = since is not None
     lines = since if since is not None else read_since(state_dir.receipts, 1)
-    missing = [
-        line for line in lines if line.row["kind"] == "sent" and store.chain_at(line.row["seq"]) != line.row["chain"]
-    ]
-    if acceptance is None and (missing or not unbroken):
-        raise WitnessesDisagreeError(_disagreement(missing, unbroken=unbroken))
+    missing = [line for line in lines if line.row["kind"] == "sent" and not _is_recorded(store, line.row)]
     sent = {(line.row["call"], line.row["attempt"]) for line in lines if line.row["kind"] == "sent"}
     left = store.in_flight(last.epoch) if last else ()
+    unbroken = unbroken and not any(_was_answered(state) and not _was_sent(state, sent) for state in left)
+    if acceptance is None and (missing or not unbroken):
+        raise WitnessesDisagreeError(_disagreement(missing, unbroken=unbroken))
     salvaged = [state.call for state in left if _salvage(store, state_dir, state, judge, fresh.now_ms)]
     # In a copy or beside a broken log a missing receipt proves nothing: those calls stay unknown.
     proven = (
@@ -151,7 +150,8 @@ def _since(directory: Path, last: EpochOpened | None, position: Position) -> lis
 def _disagreement(missing: list[Line], *, unbroken: bool) -> str:
     if not missing:
         return (
-            "The receipt log is not the one this ledger was written beside: the position the last epoch recorded is gone. "
+            "The receipt log is not the one this ledger was written beside: the position the last epoch recorded is gone, or "
+            "an attempt that was answered has no receipt. "
             "Restore it, or accept that unknown calls stay unknown. " + RECOVER.format("lost-tail")
         )
     names = [attempt_id(CallId(line.row["call"]), line.row["attempt"]) for line in missing]
@@ -168,8 +168,7 @@ def _disagreement(missing: list[Line], *, unbroken: bool) -> str:
 def _salvage(store: Store, state_dir: StateDir, state: CallState, judge: Judge, now_ms: Callable[[], int]) -> bool:
     """Records what the spool of a dead attempt vouches for. Idempotent: an observed attempt is no longer in flight."""
     assert state.attempt is not None
-    name = attempt_id(state.call, state.attempt.number)
-    found = spool.salvage(state_dir.spool, name)
+    found = spool.salvage(state_dir.spool, state.call)
     if found is None:
         return False
     head = orjson.loads(found.head)
@@ -190,6 +189,20 @@ def _salvage(store: Store, state_dir: StateDir, state: CallState, judge: Judge, 
     )
     _commit(store, Append((Entry(state.call, state.attempt.number, event),), bodies=(packed,)), now_ms)
     return True
+
+
+def _is_recorded(store: Store, row: dict[str, Any]) -> bool:
+    """Does the ledger hold the attempt that a `sent` line witnesses, by its event or by an earlier acceptance?"""
+    event = store.event_at(row["seq"])
+    if event is not None and (event.chain, event.call, event.attempt) == (row["chain"], row["call"], row["attempt"]):
+        return True
+    state = store.state(CallId(row["call"]))
+    return state is not None and any(each.witnessed and each.number == row["attempt"] for each in state.attempts)
+
+
+def _was_answered(state: CallState) -> bool:
+    """Its head came, so it was sent; a log without its `sent` receipt has lost lines."""
+    return state.attempt is not None and state.attempt.acknowledged is not None
 
 
 def _was_sent(state: CallState, sent: set[tuple[str, int]]) -> bool:

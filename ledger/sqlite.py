@@ -20,6 +20,7 @@ from ledger.errors import ClaimLostError, ConflictError, IllegalTransitionError,
 from ledger.events import AttemptStarted, CallRequested, EpochClosed, EpochOpened, Event, Recorded
 from ledger.ids import NO_CHAIN, CallId, Digest, Head, Key, Scope
 from ledger.projection import CallState, fold
+from ledger.stages import Effect
 
 STATES_CACHED: Final = 4096  # calls; a state is a few hundred bytes, and only calls in flight are written often
 # Set and read back: a pragma that SQLite ignores must not pass for one that holds (research/reliability.md section 1).
@@ -98,13 +99,16 @@ class Store:
         if not path.exists():
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        try:  # before the pragmas: journal_mode would change another program's file
+            queries.create_or_check(db, new_ledger_id, str(path))
+        except sqlite3.DatabaseError as error:
+            raise StateDirError(f"{path} cannot be read as a ledger: {error}. Restore it from a backup.") from error
         for name, wanted in PRAGMAS:
             got = db.execute(f"PRAGMA {name}={wanted}").fetchone() or db.execute(f"PRAGMA {name}").fetchone()
             if got[0] != wanted:
                 raise StateDirError(
                     f"SQLite answers {got[0]!r} to PRAGMA {name}={wanted!r}: {path} cannot be written durably."
                 )
-        queries.create_or_check(db, new_ledger_id, str(path))
         return cls(db)
 
     # --- transactions: the writer's --------------------------------------------------------------------------------
@@ -149,25 +153,53 @@ class Store:
             item = Recorded(seq, head.chain, at_ms, entry.call, entry.attempt, entry.event)
             recorded.append((item, record))
             if entry.call is not None:
-                states[entry.call] = self._fold(states.get(entry.call) or self.state(entry.call), item, op)
+                state = states.get(entry.call) or self.state(entry.call)
+                states[entry.call] = folded = self._fold(state, item, op, states)
+                if state is None and (earlier := self._generation_before(folded, states)) is not None:
+                    states[earlier.call] = replace(earlier, superseded_by=folded.call)
         return recorded, states
 
-    def _fold(self, state: CallState | None, item: Recorded, op: Append) -> CallState:
+    def _fold(self, state: CallState | None, item: Recorded, op: Append, states: dict[CallId, CallState]) -> CallState:
         event = item.event
         if isinstance(event, CallRequested):
-            if op.expect is None:
-                raise IllegalTransitionError("call.requested is a claim: it must name the head it relies on")
-            earlier = self.state(event.continues) if event.continues else None
-            if (fault := claim_fault(event, earlier)) is not None:
-                raise IllegalTransitionError(fault)
-        if isinstance(event, AttemptStarted) and state is not None and state.superseded_by is not None:
-            raise ClaimLostError(f"{item.call} was continued by {state.superseded_by}")
+            self._check_claim(event, op, states)
+        if isinstance(event, AttemptStarted) and state is not None:
+            if state.superseded_by is not None:
+                raise ClaimLostError(f"{item.call} was continued by {state.superseded_by}")
+            if state.effect is not Effect.ABSENT:
+                raise ClaimLostError(f"{item.call} is {state.stage}: its effect is {state.effect}")
         try:
             return fold(state, item, self.epochs)
         except IllegalTransitionError as fault:
             if isinstance(event, AttemptStarted):
                 raise ClaimLostError(str(fault)) from fault
             raise
+
+    def _check_claim(self, event: CallRequested, op: Append, states: dict[CallId, CallState]) -> None:
+        if op.expect is None or (op.expect.scope, op.expect.key) != (event.scope, event.key):
+            raise IllegalTransitionError(
+                "call.requested is a claim: it must name the head of its key that it relies on"
+            )
+        earlier = (states.get(event.continues) or self.state(event.continues)) if event.continues else None
+        (last,) = self._db.execute(queries.LAST_OCCURRENCE, (event.scope, event.key)).fetchone()
+        beside = (state.occurrence for state in states.values() if (state.scope, state.key) == (event.scope, event.key))
+        if (fault := claim_fault(event, earlier, max(last, *beside, 0))) is not None:
+            raise IllegalTransitionError(fault)
+
+    def _generation_before(self, opened: CallState, states: dict[CallId, CallState]) -> CallState | None:
+        """What a new call supersedes: the newest earlier generation of its occurrence, in this operation or recorded."""
+        if opened.generation == 1:
+            return None
+        row = self._db.execute(queries.GENERATION_BEFORE, (*opened.occurrence_id, opened.generation)).fetchone()
+        found = [states.get(row[0]) or self.state(row[0])] if row else []
+        earlier = [
+            state
+            for state in (*found, *states.values())
+            if state is not None
+            and state.occurrence_id == opened.occurrence_id
+            and state.generation < opened.generation
+        ]
+        return max(earlier, key=lambda state: state.generation, default=None)
 
     def _insert(self, item: tuple[Recorded, bytes]) -> None:
         recorded, record = item
@@ -179,8 +211,6 @@ class Store:
         event = recorded.event
         if isinstance(event, EpochOpened):
             self.epochs[event.epoch] = event.protocol
-        if isinstance(event, CallRequested) and event.continues and recorded.call:
-            self._supersede(event.continues, recorded.call)
 
     # --- states and the index over them ----------------------------------------------------------------------------
 
@@ -218,16 +248,15 @@ class Store:
         row = self._db.execute(queries.CHAIN_AT, (seq,)).fetchone()
         return Digest(row[0]) if row else None
 
+    def event_at(self, seq: int) -> Recorded | None:
+        events = queries.read_events(self._db.execute(queries.EVENT_AT, (seq,)))
+        return events[0] if events else None
+
     def body(self, digest: Digest) -> bytes | None:
         return bodies.load(self._db, digest)
 
     def meta(self, name: str) -> str:
         return str(self._db.execute(queries.META, (name,)).fetchone()[0])
-
-    def _supersede(self, earlier: CallId, by: CallId) -> None:
-        state = self.state(earlier)
-        if state is not None:
-            self._index(replace(state, superseded_by=by))
 
     def _index(self, state: CallState) -> None:
         self._states[state.call] = state

@@ -37,6 +37,7 @@ class Writer:
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self.poisoned: asyncio.Future[BaseException] = self._loop.create_future()
         self._stopped = False
+        self._closing = False
         self._thread = threading.Thread(target=self._main, name="ledger-writer", daemon=True)
         self._thread.start()
 
@@ -45,6 +46,8 @@ class Writer:
         future: asyncio.Future[Appended] = self._loop.create_future()
         if self.poisoned.done():
             future.set_exception(PoisonedError(str(self.poisoned.result())))
+        elif self._closing:
+            future.set_exception(PoisonedError("the writer is closed"))
         else:
             self._queue.put((op, future))
         return future
@@ -57,6 +60,7 @@ class Writer:
 
     async def close(self) -> None:
         """Finishes what is queued, checkpoints, closes the files."""
+        self._closing = True
         self._queue.put(None)
         await self._loop.run_in_executor(None, self._thread.join)
 

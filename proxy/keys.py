@@ -181,19 +181,20 @@ def _refuse_constant(text: str) -> None:
     raise _NotCanonicalError(f"{text} is not JSON")
 
 
+_scalar = json.JSONEncoder().encode  # one encoder for all: json.dumps looks at its options for every string
+
+
 def _written(value: object, depth_left: int = CANONICAL_JSON_DEPTH_LIMIT) -> str:
     """The JSON text; json.dumps cannot write a number as it was written."""
     if isinstance(value, _Number):
         return value
     if not isinstance(value, dict | list):
-        return json.dumps(value)
+        return _scalar(value)
     if not depth_left:
         raise _NotCanonicalError(f"deeper than {CANONICAL_JSON_DEPTH_LIMIT}")
     if isinstance(value, list):
         return "[" + ",".join([_written(item, depth_left - 1) for item in value]) + "]"
-    return (
-        "{" + ",".join([f"{json.dumps(name)}:{_written(value[name], depth_left - 1)}" for name in sorted(value)]) + "}"
-    )
+    return "{" + ",".join([f"{_scalar(name)}:{_written(value[name], depth_left - 1)}" for name in sorted(value)]) + "}"
 
 
 _BOUNDARY = re.compile(rb';\s*boundary=(?:"([^"]{1,70})"|([^\s;"]{1,70}))', re.IGNORECASE)

@@ -41,6 +41,7 @@ class Code(StrEnum):
 
     EFFECT_UNKNOWN = "effect_unknown"
     EFFECT_HAPPENED = "effect_happened"
+    PROTOCOL_MARKER_INVALID = "protocol_marker_invalid"
     DRIFT = "drift"
     PARKED = "parked"
     RESPONSE_LOST = "response_lost"
@@ -126,6 +127,13 @@ CODES = {
         " and the answer broke off." + _ACCEPT,
         _RECONCILE,
     ),
+    Code.PROTOCOL_MARKER_INVALID: CodeRow(
+        Group.FINAL,
+        "The record does not prove that it was not sent",
+        "sendonce did not send this request again: an identical one was recorded at {since} by an epoch that does not"
+        " follow started-before-send/1, so a missing attempt proves nothing.",
+        _RECONCILE,
+    ),
     Code.DRIFT: CodeRow(
         Group.FINAL,
         "The request changed under its key",
@@ -143,15 +151,15 @@ CODES = {
         Group.FINAL,
         "Served, and the answer is not kept",
         "sendonce did not send this request again: the provider served an identical one sent at {since},"
-        " and its answer is not kept." + _ACCEPT,
-        _RECONCILE,
+        " and its answer is not kept. To have it served anew, use a new key.",
+        "sendonce show {call}",
     ),
     Code.RESPONSE_ERASED: CodeRow(
         Group.FINAL,
         "Served, and the answer was erased",
         "sendonce did not send this request again: the provider served an identical one sent at {since},"
-        " and its answer was erased." + _ACCEPT,
-        _RECONCILE,
+        " and its answer was erased. To have it served anew, use a new key.",
+        "sendonce show {call}",
     ),
     Code.FORM_DIFFERS: CodeRow(
         Group.FINAL,

@@ -7,6 +7,7 @@ import asyncio
 import fcntl
 import select
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, Final
@@ -226,3 +227,22 @@ async def _write_whole(
     )
     await response.send(own.body)
     await response.end()
+
+
+class DataServer(web.Server):
+    """aiohttp's low-level server that also tells when a connection is gone, and how."""
+
+    def __init__(self, handler: Any, on_lost: Callable[[asyncio.Transport, BaseException | None], None]) -> None:
+        super().__init__(handler, **KNOBS)
+        self._on_lost = on_lost
+        self._transports: dict[web.RequestHandler[Any], asyncio.Transport] = {}
+
+    def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
+        self._transports[handler] = transport
+        super().connection_made(handler, transport)
+
+    def connection_lost(self, handler: Any, exc: BaseException | None = None) -> None:
+        """Called while the descriptor is still open, so that the kernel can be asked what was acknowledged."""
+        if (transport := self._transports.pop(handler, None)) is not None:
+            self._on_lost(transport, exc)
+        super().connection_lost(handler, exc)

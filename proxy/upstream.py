@@ -5,7 +5,8 @@ The order on the wire, kept by `BarrierConnector.connect`: a clean connection (p
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -19,6 +20,7 @@ from aiohttp.connector import Connection
 from aiohttp.http_writer import StreamWriter
 from yarl import URL
 
+from ledger.failpoints import passed
 from proxy.headers import RawHeaders, as_text, end_to_end, find, media_type
 from proxy.server import still_open
 
@@ -83,8 +85,8 @@ def _needed_bytes(headers: RawHeaders, body: bytes) -> int | None:
 class CountedBody(payload.Payload):
     """The body in pieces; each is handed over only after all others have left this process.
 
-    With a write buffer limit of 0 `drain` returns when the kernel has taken everything. So while fewer bytes than needed are
-    handed over, the provider cannot have a complete request, whatever broke.
+    With the lowest write buffer limit `drain` returns when the kernel (under TLS: the transport below) has taken everything. So
+    while fewer bytes than needed are handed over, the provider cannot have a complete request, whatever broke.
     """
 
     _autoclose = True
@@ -99,13 +101,15 @@ class CountedBody(payload.Payload):
     async def write(self, writer: AbstractStreamWriter) -> None:
         assert isinstance(writer, StreamWriter)
         assert writer.transport is not None
-        writer.transport.set_write_buffer_limits(high=0)
+        # Plain transports pause above the limit, TLS transports at it: with 0 those would pause on an empty buffer, for ever.
+        writer.transport.set_write_buffer_limits(high=0 if writer.transport.get_extra_info("sslcontext") is None else 1)
         view = memoryview(self._value)
         for at in range(0, len(view), PIECE_BYTES):
             piece = view[at : at + PIECE_BYTES]
             self._progress.handed = at + len(piece)  # counted before the call: it may raise after handing over
             await writer.write(piece, drain=False)
             await self._drain(writer)
+            passed("after-first-byte")
 
     async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:  # noqa: ARG002
         await self.write(writer)
@@ -138,23 +142,53 @@ class Answer:
     _response: aiohttp.ClientResponse = field(repr=False)
     _progress: _Progress = field(repr=False)
 
-    async def body(self) -> AsyncIterator[bytes]:
+    async def body(self) -> AsyncGenerator[bytes, None]:
         """Raw bytes as they come. Raises AttemptFailed('lost') when cut; what had arrived before the cut comes out first."""
         content = self._response.content
-        while not content.at_eof():
+        with self._ended_by_connection():
+            while not content.at_eof():
+                try:
+                    data = await content.readany()
+                except (aiohttp.ClientError, OSError) as error:
+                    # The public readers refuse to hand out what came before a reset; the pinned version keeps it here.
+                    if salvaged := content._read_nowait(-1):  # noqa: SLF001
+                        yield salvaged
+                    raise self._progress.failure(error) from error
+                if data:
+                    yield data
+
+    @contextmanager
+    def _ended_by_connection(self) -> Iterator[None]:
+        """After broken chunk framing aiohttp closes the connection but never ends the body: a reader would wait for ever."""
+        content, connection = self._response.content, self._response.connection
+
+        def end_body(_: object) -> None:
+            if not content.is_eof() and content.exception() is None:
+                content.set_exception(aiohttp.ClientPayloadError("the connection ended within the body"))
+
+        if connection is None or connection.protocol is None:  # released already: the body is whole
+            yield
+        elif (closed := connection.protocol.closed) is None:  # lost before we asked
+            end_body(closed)
+            yield
+        else:
+            closed.remove_done_callback(_seen)  # once on a pooled connection, not once a request
+            closed.add_done_callback(_seen)
+            closed.add_done_callback(end_body)
             try:
-                data = await content.readany()
-            except (aiohttp.ClientError, OSError) as error:
-                # The public readers refuse to hand out what came before a reset; the pinned version keeps it here.
-                if salvaged := content._read_nowait(-1):  # noqa: SLF001
-                    yield salvaged
-                raise self._progress.failure(error) from error
-            if data:
-                yield data
+                yield
+            finally:
+                closed.remove_done_callback(end_body)
 
     def close(self) -> None:
         """Gives a wholly read connection back to the pool (aiohttp has done so already), breaks any other."""
         self._response.close()
+
+
+def _seen(closed: asyncio.Future[None]) -> None:
+    """Otherwise asyncio logs that nobody looked at the exception."""
+    if not closed.cancelled():
+        closed.exception()
 
 
 async def _never_again(

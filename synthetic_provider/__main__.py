@@ -29,7 +29,7 @@ def main() -> None:
 
 
 async def _run(host: str, port: int, receipts: ReceiptFile) -> None:
-    # At once, streams in flight and holds included: receipts are durable before any answer, so there is nothing to tidy.
+    # At once, streams in flight and holds included: receipts are durable before any answer, so nothing is left to tidy.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os._exit(0))
     server = await listen(host, port, receipts)

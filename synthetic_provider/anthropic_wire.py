@@ -1,4 +1,4 @@
-"""Anthropic messages, token counts and models, as docs.anthropic.com and the types of anthropic 2.14 describe them. Pure."""
+"""Anthropic messages, token counts and models, as docs.anthropic.com and anthropic 2.14 have them. Pure."""
 
 from typing import Any
 
@@ -80,7 +80,7 @@ def _named(kind: str, **data: object) -> bytes:
 
 
 def messages_stream(ask: Ask) -> Stream:
-    """`message_start` already counts one output token, as the provider's does; `message_delta` has the cumulative count."""
+    """`message_start` already counts one output token, as the provider's does; `message_delta` counts all of them."""
     ending = [_named("content_block_stop", index=0)]
     if ask.behaviour.tool_call:
         call = _tool_use(ask)

@@ -23,7 +23,7 @@ class Reset(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """One answer's behaviour; the defaults answer at once and well. `cut`, `clean_cut`, `error_after` count content chunks."""
+    """One answer's behaviour; the defaults answer at once and well. `cut`, `clean_cut`, `error_after` count chunks."""
 
     # Faults, which `times` limits:
     hold_s: float = 0.0  # after the receipt, before the head; infinite: until the process dies

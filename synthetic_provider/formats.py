@@ -1,7 +1,7 @@
 """The table of formats: which endpoint answers in which way. Pure.
 
-OpenAI Responses and Gemini get a module of their own and a row here. Gemini names the model in the path, so its row will
-also have to say where the model is read; until then that is the body's `model` for every format.
+OpenAI Responses and Gemini get a module of their own and a row here. Gemini names the model in the path, so its row
+will also have to say where the model is read; until then that is the body's `model` for every format.
 """
 
 from collections.abc import Collection

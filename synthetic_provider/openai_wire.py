@@ -1,4 +1,4 @@
-"""OpenAI chat completions, embeddings and models, as the API reference and the types of openai 3.57 describe them. Pure."""
+"""OpenAI chat completions, embeddings and models, as the API reference and the types of openai 3.57 have them. Pure."""
 
 import base64
 import struct

@@ -1,7 +1,7 @@
 """Provider receipts: the provider's own account of what reached it.
 
-One line of JSON for each request, appended and fsynced before the request is held or answered. A line holds header names
-but no header values except the idempotency key's: credentials are never written.
+One line of JSON for each request, appended and fsynced before the request is held or answered. A line holds header
+names but no header values except the idempotency key's: credentials are never written.
 """
 
 import os
@@ -26,9 +26,9 @@ class Receipt:
 
 
 class ReceiptFile:
-    """The file's only writer. On opening, a torn last line (left by a kill) is cut off and numbers go on from the last whole one.
+    """The file's only writer. Opening cuts off a torn last line, left by a kill, and goes on from the last whole one.
 
-    Raises ValueError, and leaves the file as it is, when it holds anything else than receipts.
+    Raises ValueError, and leaves the file as it is, when a whole line of it is no receipt.
     """
 
     def __init__(self, path: Path, *, dedupe: bool) -> None:

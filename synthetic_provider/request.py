@@ -78,7 +78,7 @@ def _parse_head(head: str) -> tuple[str, str, tuple[tuple[str, str], ...]]:
 
 
 def _framing(headers: tuple[tuple[str, str], ...]) -> int | None:
-    """The body's length in bytes, or None where it is chunked. Two framings at once are refused, not weighed (RFC 9112, 6.3)."""
+    """The body's length in bytes, None where it is chunked. Two framings at once are refused (RFC 9112, 6.3)."""
     codings = [value.lower() for name, value in headers if name == "transfer-encoding"]
     lengths = [value for name, value in headers if name == "content-length"]
     if codings == ["chunked"] and not lengths:

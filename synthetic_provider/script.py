@@ -11,9 +11,7 @@ import orjson
 from synthetic_provider.behaviour import Behaviour, Reset
 from synthetic_provider.wire import Ask, Format, Stream
 
-REDIRECT_TARGET = (
-    "/redirected"  # answers without the redirect, so that a client which follows leaves just one more receipt
-)
+REDIRECT_TARGET = "/redirected"  # answers without redirecting: a client that follows leaves just one more receipt
 LAST_CHUNK = b"0\r\n\r\n"
 GATEWAY_PAGE = "<html><head><title>{reason}</title></head><body><h1>{reason}</h1><p>receipt {n}</p></body></html>"
 

@@ -99,9 +99,13 @@ async def _reset(writer: asyncio.StreamWriter) -> None:
     """RST, but only after the peer's kernel has what was written: an RST discards what is still on its way."""
     connection = writer.get_extra_info("socket")
     patience_s = ACK_LIMIT_S
-    while patience_s > 0 and _unacknowledged_bytes(connection.fileno()):
+    while not writer.transport.is_closing() and _unacknowledged_bytes(connection.fileno()):
+        if patience_s <= 0:
+            break
         await asyncio.sleep(ACK_POLL_S)
         patience_s -= ACK_POLL_S
+    if writer.transport.is_closing():
+        return  # the client left first
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_ZERO)
     writer.transport.abort()
 

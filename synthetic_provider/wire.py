@@ -84,7 +84,7 @@ def content_chunks(ask: Ask) -> tuple[str, ...]:
 
 
 def words(value: object) -> int:
-    """Words in a text, or in the texts of a message's or block's `content` and `text`, however deep; a number is one word.
+    """Words in a text, or in a message's or block's `content` and `text` at any depth; a number is one word.
 
     It stands for the input tokens: tests can count it by hand.
     """

@@ -50,7 +50,7 @@ class AnthropicMessages:
 
 
 def _has_end(stream: bytes) -> bool:
-    return any(document.get("type") in _TERMINAL_TYPES for document in base.data_objects(stream))
+    return any(base.text(document.get("type")) in _TERMINAL_TYPES for document in base.data_objects(stream))
 
 
 # --- reading ---

@@ -33,7 +33,7 @@ class Generic:
         return False
 
     def is_whole(self, status: int, headers: RawHeaders, body: bytes) -> bool:
-        return base.whole(status, headers, body)
+        return not body or base.whole(status, headers, body)
 
     def interpret(self, status: int, headers: RawHeaders, body: bytes, traits: UpstreamTraits = PLAIN) -> Reading:
         return base.read_whole(VERSION, _findings, status, headers, body, traits)
@@ -75,6 +75,6 @@ def _documents(data: bytes) -> list[dict[str, Any]]:
 
 def _error(document: dict[str, Any], answer: dict[str, Any]) -> str | None:
     message = base.envelope_error(document) or base.envelope_error(answer)
-    if message is None and document.get("type") in _ERROR_TYPES:
+    if message is None and base.text(document.get("type")) in _ERROR_TYPES:
         message = base.text(document.get("message")) or "the provider reported an error without a message"
     return message

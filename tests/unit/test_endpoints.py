@@ -95,7 +95,11 @@ def test_unknown_method_is_never_safe(method: str, path: str) -> None:
         (Family.OPENAI, "/openai/deployments/d/chat/completions", "/openai/deployments/d/chat/completions"),
         (Family.GEMINI, "/models/g:generateContent", "/v1beta/models/g:generateContent"),
         (Family.GEMINI, "/v1/models", "/v1/models"),
-        (Family.GEMINI, "/v1beta/models/g:streamGenerateContent?alt=sse", "/v1beta/models/g:streamGenerateContent?alt=sse"),
+        (
+            Family.GEMINI,
+            "/v1beta/models/g:streamGenerateContent?alt=sse",
+            "/v1beta/models/g:streamGenerateContent?alt=sse",
+        ),
         (Family.GEMINI, "/upload/v1beta/files", "/upload/v1beta/files"),
         (Family.GENERIC, "/anything/v9?q", "/anything/v9?q"),
         (Family.GENERIC, "", "/"),

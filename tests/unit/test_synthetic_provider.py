@@ -28,10 +28,6 @@ CHAT = "/v1/chat/completions"
 MESSAGES = "/v1/messages"
 END_OF_CHUNKS = b"0\r\n\r\n"
 MID_STREAM = b"}\n\n\r\n"  # an event and its HTTP chunk are whole, nothing follows
-MALFORMED = (
-    *("hold=x", "hold=-1", "delay=nan", "delay=inf", "status=200", "page=600", "redirect=304", "chunks=0", "cut=-1"),
-    *("times=1.5", "reset=tail", "usage=full", "tool_call=2", "gzip=", "size=ten"),
-)
 TOOLS: Any = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
 
 
@@ -43,10 +39,9 @@ class Wire:
     reset: bool
 
     def __post_init__(self) -> None:
-        self.head, _, self.body = self.raw.partition(b"\r\n\r\n")
-        self.status = int(self.head.split(b" ", 2)[1]) if self.head else None
-        lines = self.head.decode().split("\r\n")[1:]
-        self.headers = dict(line.split(": ", 1) for line in lines if ": " in line)
+        head, _, self.body = self.raw.partition(b"\r\n\r\n")
+        self.status = int(head.split(b" ", 2)[1]) if head else None
+        self.headers = dict(line.split(": ", 1) for line in head.decode().split("\r\n")[1:] if ": " in line)
 
 
 @dataclass
@@ -70,10 +65,10 @@ class Provider:
     def ask(self, path: str, body: dict[str, Any], **headers: str) -> Wire:
         return read_to_end(self.connect(post(path, body, connection="close", **headers)))
 
-    def openai(self) -> openai.OpenAI:
+    def openai(self) -> Any:
         return self.clients.enter_context(openai.OpenAI(api_key="k", base_url=f"{self.url}/v1", max_retries=0))
 
-    def anthropic(self) -> anthropic.Anthropic:
+    def anthropic(self) -> Any:
         return self.clients.enter_context(anthropic.Anthropic(api_key="k", base_url=self.url, max_retries=0))
 
     def end(self, by: signal.Signals) -> int:
@@ -107,19 +102,19 @@ def provider(start: Callable[..., Provider]) -> Provider:
 
 def post(path: str, body: dict[str, Any], **headers: str) -> bytes:
     payload = json.dumps(body).encode()
-    lines = [f"POST {path} HTTP/1.1", "host: x", f"content-length: {len(payload)}"]
-    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
-    return "\r\n".join([*lines, "", ""]).encode() + payload
+    lines = [f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items()]
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(payload)}\r\n{''.join(lines)}\r\n"
+    return head.encode() + payload
 
 
 def read_to_end(client: socket.socket) -> Wire:
-    raw = bytearray()
+    raw, reset = bytearray(), False
     try:
         while piece := client.recv(65536):
             raw += piece
     except ConnectionResetError:
-        return Wire(bytes(raw), reset=True)
-    return Wire(bytes(raw), reset=False)
+        reset = True
+    return Wire(bytes(raw), reset)
 
 
 def chat(options: str = "", *, stream: bool = False, words: str = "one two three") -> dict[str, Any]:
@@ -135,7 +130,7 @@ def test_model_name_is_parsed_to_its_behaviour() -> None:
     assert parse("synthetic/turbo=1,delay=0.2,new") == Behaviour(delay_s=0.2, unknown=("turbo=1", "new"))
 
 
-@pytest.mark.parametrize("option", MALFORMED)
+@pytest.mark.parametrize("option", ["hold=-1", "delay=nan", "cut=x", "status=200", "redirect=304", "reset=x", "gzip="])
 def test_malformed_value_names_the_option(option: str) -> None:
     """A known option with an impossible value is an error that names it."""
     with pytest.raises(ValueError, match=f"option '{option.partition('=')[0]}'"):
@@ -144,19 +139,15 @@ def test_malformed_value_names_the_option(option: str) -> None:
 
 def test_openai_chat_plain_names_receipt_ids_usage_and_tool(provider: Provider) -> None:
     """Text, header, ids and counts are those of the receipt and the request; the call is of the first tool offered."""
-    raw = provider.openai().chat.completions.with_raw_response.create(
-        **chat("chunks=4,turbo=1,tool_call=1"), tools=TOOLS
-    )
+    body = chat("chunks=4,turbo=1,tool_call=1") | {"tools": TOOLS}
+    raw = provider.openai().chat.completions.with_raw_response.create(**body)
     answer = raw.parse()
     (choice,) = answer.choices
-    assert (choice.message.content or "").startswith("receipt 1: unknown option turbo=1. ")
-    (call,) = choice.message.tool_calls or []
-    assert (call.function.name, call.function.arguments) == ("look", '{"receipt":1}')
+    assert choice.message.content.startswith("receipt 1: unknown option turbo=1. ")
+    assert choice.message.tool_calls[0].function.to_dict() == {"name": "look", "arguments": '{"receipt":1}'}
     assert choice.finish_reason == "tool_calls"
-    assert raw.headers["x-synthetic-receipt"] == "1"
-    assert raw.headers["x-request-id"] == "req_000000000000000000000001"
+    assert (raw.headers["x-synthetic-receipt"], raw.headers["x-request-id"]) == ("1", "req_000000000000000000000001")
     assert (answer.id, answer.model) == ("chatcmpl-000000000000000000000001", "synthetic/chunks=4,turbo=1,tool_call=1")
-    assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (3, 4, 7)
 
 
@@ -173,9 +164,8 @@ def test_openai_chat_stream_has_chunks_tool_call_and_usage_when_asked(provider: 
     assert [choice.finish_reason for choice in choices if choice.finish_reason] == ["tool_calls"]
     assert [bool(chunk.usage) for chunk in chunks] == [False] * 11 + [True]
     assert (chunks[-1].usage.prompt_tokens, chunks[-1].usage.completion_tokens) == (3, 7)
-    unasked = list(completions.create(**chat(stream=True)))
-    none = list(completions.create(**body | {"model": "synthetic/usage=none"}))
-    assert not [chunk for chunk in unasked + none if chunk.usage]
+    for unmetered in (chat(stream=True), body | {"model": "synthetic/usage=none"}):
+        assert not [chunk for chunk in completions.create(**unmetered) if chunk.usage]
 
 
 def test_openai_embeddings_and_models_are_readable(provider: Provider) -> None:
@@ -186,8 +176,8 @@ def test_openai_embeddings_and_models_are_readable(provider: Provider) -> None:
     assert [e.embedding[:2] for e in packed.data] == [[1.0, 0.0], [1.0, 1.0]]
     assert (packed.usage.prompt_tokens, floats.usage.prompt_tokens) == (3, 2)
     assert [e.embedding for e in floats.data] == [[2.0, 0.0, 0.5]]
-    assert [m.id for m in client.models.list()] == ["synthetic"]
-    assert [m.id for m in provider.anthropic().models.list()] == ["synthetic"]
+    listed = [*client.models.list(), *provider.anthropic().models.list()]
+    assert [model.id for model in listed] == ["synthetic", "synthetic"]
 
 
 def test_anthropic_plain_has_receipt_ids_and_usage(provider: Provider) -> None:
@@ -203,7 +193,7 @@ def test_anthropic_plain_has_receipt_ids_and_usage(provider: Provider) -> None:
 
 
 def test_anthropic_stream_accumulates_to_the_plain_answer(provider: Provider) -> None:
-    """The SDK's own accumulation of message_start … message_stop gives what the plain answer gives, tool call included."""
+    """The SDK's own accumulation gives what the plain answer gives, tool call included."""
     body = chat("chunks=6,tool_call=1,size=500") | {"max_tokens": 9}
     with provider.anthropic().messages.stream(**body) as stream:
         kinds = [event.type for event in stream]
@@ -217,7 +207,7 @@ def test_anthropic_stream_accumulates_to_the_plain_answer(provider: Provider) ->
 
 
 @pytest.mark.parametrize(
-    ("path", "option", "error", "text", "received"),
+    ("path", "option", "error", "text", "seen"),
     [
         (CHAT, "cut=x", openai.BadRequestError, "option 'cut'", 0),
         (CHAT, "status=429", openai.RateLimitError, "receipt 1: the status 429", 0),
@@ -227,19 +217,13 @@ def test_anthropic_stream_accumulates_to_the_plain_answer(provider: Provider) ->
         (MESSAGES, "error_after=2", anthropic.APIStatusError, "receipt 1: the in-band error", 4),
     ],
 )
-def test_error_is_raised_by_the_sdk(
-    provider: Provider, path: str, option: str, error: type[Exception], text: str, received: int
-) -> None:
-    """Envelopes and in-band errors are read by the dialect's SDK, after the events that came before; one receipt each."""
-    body = chat(option, stream=True)
-    create = {
-        CHAT: lambda: provider.openai().chat.completions.create(**body),
-        MESSAGES: lambda: provider.anthropic().messages.create(max_tokens=9, **body),
-    }[path]
+def test_sdk_raises_the_error(provider: Provider, path: str, option: str, error: Any, text: str, seen: int) -> None:
+    """Envelopes and in-band errors are read by the dialect's SDK, after the events before it; one receipt each."""
+    create = provider.openai().chat.completions.create if path == CHAT else provider.anthropic().messages.create
     events: list[Any] = []
     with pytest.raises(error, match=text):
-        events.extend(create())
-    assert len(events) == received
+        events.extend(create(max_tokens=9, **chat(option, stream=True)))
+    assert len(events) == seen
     assert len(provider.receipts()) == 1
 
 
@@ -255,22 +239,16 @@ def test_cut_stream_has_three_of_six_chunks_and_no_end(provider: Provider, path:
     assert not [mark for mark in (b"[DONE]", b"message_stop", b'"stop"', b"end_turn") if mark in wire.body]
 
 
-@pytest.mark.parametrize(("option", "reset"), [("cut=3", False), ("reset=mid", True)])
-def test_broken_whole_answer_lacks_half_of_its_body(provider: Provider, option: str, reset: bool) -> None:
-    """Content-Length promises more than comes; an RST after a megabyte still lets the first half through."""
-    wire = provider.ask(CHAT, chat(f"{option},size=1000000"))
-    assert wire.reset is reset
-    assert len(wire.body) == int(wire.headers.get("content-length") or 0) // 2 > 500_000
-
-
-def test_reset_before_and_in_head_are_seen_as_resets(provider: Provider) -> None:
-    """Nothing at all, or half of the head, then RST; both requests have receipts."""
-    before = provider.ask(CHAT, chat("reset=before"))
-    head = provider.ask(CHAT, chat("reset=head"))
-    assert (before.raw, before.reset) == (b"", True)
+def test_broken_whole_answer_ends_where_asked(provider: Provider) -> None:
+    """Nothing, half of the head, half of a large body before RST; half before FIN; what was sent arrives."""
+    options = ("reset=before", "reset=head", "reset=mid", "cut=3")
+    before, head, mid, cut = (provider.ask(CHAT, chat(f"{option},size=1000000")) for option in options)
+    assert (before.reset, head.reset, mid.reset, cut.reset) == (True, True, True, False)
+    assert before.raw == b""
     assert head.raw.startswith(b"HTTP/1.1 200 OK\r\n")
-    assert (b"\r\n\r\n" in head.raw, head.reset) == (False, True)
-    assert [r["complete"] for r in provider.receipts()] == [True, True]
+    assert b"\r\n\r\n" not in head.raw
+    assert [len(w.body) for w in (mid, cut)] == [int(w.headers["content-length"]) // 2 for w in (mid, cut)]
+    assert [receipt["complete"] for receipt in provider.receipts()] == [True] * 4
 
 
 def test_page_redirect_and_gzip_shape_the_answer(provider: Provider) -> None:
@@ -284,11 +262,6 @@ def test_page_redirect_and_gzip_shape_the_answer(provider: Provider) -> None:
     packed = provider.ask(CHAT, chat("gzip=1"))
     assert packed.headers.get("content-encoding") == "gzip"
     assert "receipt 4: " in json.loads(gzip.decompress(packed.body))["choices"][0]["message"]["content"]
-
-
-def test_times_limits_the_fault_to_first_receipts_of_a_body(provider: Provider) -> None:
-    """Each body has its own count."""
-    assert [provider.ask(CHAT, chat("status=500,times=1", words=w)).status for w in "aab"] == [500, 200, 500]
 
 
 def test_delay_and_interval_pace_the_answer(provider: Provider) -> None:
@@ -313,7 +286,7 @@ def test_receipt_holds_exact_bytes_and_no_credential(provider: Provider) -> None
 
 
 def test_hold_forever_has_its_receipt_and_survives_sigkill(start: Callable[..., Provider]) -> None:
-    """The receipt precedes the hold; after SIGKILL and a torn line the next process goes on from it, `times` included."""
+    """The receipt precedes the hold; after SIGKILL and a torn line the next process goes on, with `times`."""
     provider, body = start(), chat("hold=forever,times=1")
     client = provider.connect(post(CHAT, body))
     deadline = time.monotonic() + PATIENCE_S
@@ -321,11 +294,12 @@ def test_hold_forever_has_its_receipt_and_survives_sigkill(start: Callable[..., 
         assert not select.select([client], [], [], 0.005)[0], "answered before the receipt"
         assert time.monotonic() < deadline, "no receipt"
     provider.end(signal.SIGKILL)
-    with provider.receipts_file.open("a") as file:
-        file.write('{"n":2,"torn')
+    provider.receipts_file.write_text(provider.receipts_file.read_text() + '{"n":2,"torn')
     restarted = start()
     assert restarted.ask(CHAT, body).headers["x-synthetic-receipt"] == "2"
-    assert [receipt["n"] for receipt in restarted.receipts()] == [1, 2]
+    statuses = [restarted.ask(CHAT, chat("status=500,times=1", words=words)).status for words in "aab"]
+    assert statuses == [500, 200, 500]  # each body has its own count
+    assert [receipt["n"] for receipt in restarted.receipts()] == [1, 2, 3, 4, 5]
 
 
 def test_body_broken_off_has_an_incomplete_receipt(provider: Provider) -> None:
@@ -339,16 +313,11 @@ def test_body_broken_off_has_an_incomplete_receipt(provider: Provider) -> None:
 
 def test_requests_on_one_connection_are_echoed(provider: Provider) -> None:
     """100 Continue before a chunked body, whose framing and trailers leave no trace; then a HEAD, which has no body."""
-    client = provider.connect(
-        b"PUT /a%2Fb?q=%7E HTTP/1.1\r\ntransfer-encoding: chunked\r\nexpect: 100-continue\r\n\r\n"
-    )
+    client = provider.connect(b"PUT /%2F?%7E HTTP/1.1\r\ntransfer-encoding: chunked\r\nexpect: 100-continue\r\n\r\n")
     assert client.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
     client.sendall(b"3;x=y\r\nabc\r\n2\r\nde\r\n0\r\ntrailer: 1\r\n\r\nHEAD /c HTTP/1.1\r\nconnection: close\r\n\r\n")
-    wire = read_to_end(client)
-    echo, _, head = wire.body.partition(b"HTTP/1.1 200 OK\r\n")
-    expected = {"object": "echo", "method": "PUT", "path": "/a%2Fb?q=%7E", "body_bytes": 5, "receipt": 1}
-    assert json.loads(echo) == expected
-    assert b"x-synthetic-receipt: 2\r\n" in head
+    echo, _, head = read_to_end(client).body.partition(b"HTTP/1.1 200 OK\r\n")
+    assert json.loads(echo) == {"object": "echo", "method": "PUT", "path": "/%2F?%7E", "body_bytes": 5, "receipt": 1}
     assert head.endswith(b"\r\n\r\n")
     assert provider.receipts()[0]["body_blake3"] == blake3(b"abcde").hexdigest()
 
@@ -361,15 +330,14 @@ def test_ambiguous_framing_is_refused(provider: Provider) -> None:
 
 
 def test_same_key_is_counted_twice_unless_dedupe(start: Callable[..., Provider]) -> None:
-    """Two effects by default; with --dedupe the first's number again and no receipt, while another key gets its own."""
+    """Two effects by default; with --dedupe the first's number again and no receipt."""
     plain = start()
     answers = [plain.ask(CHAT, chat(), Idempotency_Key="k") for _ in range(2)]
     plain.end(signal.SIGTERM)
     deduping = start("--dedupe")
     answers += [deduping.ask(CHAT, chat(), Idempotency_Key=key) for key in ("k", "other", "other")]
     assert [answer.headers["x-synthetic-receipt"] for answer in answers] == ["1", "2", "1", "3", "3"]
-    deduplicated = [answer.headers.get("x-synthetic-deduplicated") for answer in answers]
-    assert deduplicated == [None, None, "true", None, "true"]
+    assert ["x-synthetic-deduplicated" in answer.headers for answer in answers] == [False, False, True, False, True]
     assert b"receipt 1: " in answers[2].body
     assert len(deduping.receipts()) == 3
 

@@ -1,0 +1,67 @@
+"""The activity log and the metrics: what happened that the ledger, rightly, does not record. No witnesses (I4)."""
+
+import logging
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+
+LOG_LIMIT_BYTES: Final = 16 * 1024 * 1024  # one file; a few of them cover weeks of refusals
+LOG_FILES: Final = 4
+
+
+class Activity:
+    """One per process. Log lines carry identities and codes, never prompts, answers or credentials."""
+
+    def __init__(self, path: Path) -> None:
+        self._log = logging.getLogger("sendonce.activity")
+        self._log.setLevel(logging.INFO)
+        self._log.propagate = False
+        handler = RotatingFileHandler(path, maxBytes=LOG_LIMIT_BYTES, backupCount=LOG_FILES - 1)
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        self._log.addHandler(handler)
+        self.registry = CollectorRegistry()
+        self._answers = Counter(
+            "sendonce_answers",
+            "Answers to clients, by disposition.",
+            ("upstream", "disposition"),
+            registry=self.registry,
+        )
+        self._refusals = Counter(
+            "sendonce_refusals", "Refusals and own answers, by code.", ("upstream", "code"), registry=self.registry
+        )
+        self._accepted = Counter(
+            "sendonce_accepted_effects",
+            "Calls started although an earlier effect is not absent, by who accepted.",
+            ("upstream", "authority"),
+            registry=self.registry,
+        )
+        self.in_flight = Gauge("sendonce_calls_in_flight", "Calls alive in this process.", registry=self.registry)
+        self.epoch = Gauge("sendonce_epoch", "The epoch of this process.", registry=self.registry)
+        self.admitting = Gauge("sendonce_admitting", "1 while requests are admitted.", registry=self.registry)
+
+    def answered(self, upstream: str, disposition: str) -> None:
+        self._answers.labels(upstream, disposition).inc()
+
+    def refused(self, upstream: str, code: str, **about: Any) -> None:
+        self._refusals.labels(upstream, code).inc()
+        self._write("refused", upstream=upstream, code=code, **about)
+
+    def replayed(self, upstream: str, **about: Any) -> None:
+        self._write("replayed", upstream=upstream, **about)
+
+    def accepted(self, upstream: str, authority: str) -> None:
+        self._accepted.labels(upstream, authority).inc()
+
+    def exposition(self) -> bytes:
+        return generate_latest(self.registry)
+
+    def close(self) -> None:
+        for handler in tuple(self._log.handlers):
+            self._log.removeHandler(handler)
+            handler.close()
+
+    def _write(self, what: str, **about: Any) -> None:
+        self._log.info("%s", orjson.dumps({"what": what, **about}).decode())

@@ -1,0 +1,310 @@
+"""The admission table (semantics section 4) as one pure function: `decide`.
+
+Read it top down: an explicit key names one occurrence; a derived key stands for a multiset of occurrences, of which the
+request claims the oldest that is unclaimed, or a new one. `_by_stage` is the table's rows for one call. Whoever applies
+the decision does so with an append that names the head it was taken on; if another was first, it asks here again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from ledger.events import Authority, WhyNew
+from ledger.ids import CallId, Digest, attempt_id
+from ledger.ladder import Evidence
+from ledger.projection import CallState
+from ledger.reader import KeyHistory
+from ledger.stages import Effect, Stage
+from proxy.refusals import Code
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What the request says of itself."""
+
+    key_source: Literal["explicit", "derived"]
+    intent_digest: Digest
+    body_digest: Digest
+    url: str
+    caller_exact: str
+    certain_retry: bool = False
+    accepts_attempt: str | None = None
+    context: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What this process knows of a call beyond the ledger. `claimed`: a client's socket is open, or its delivery unconfirmed."""
+
+    alive: bool = False
+    claimed: bool = False
+    delivered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The standing settings that accept a second effect, for this upstream and endpoint class; true accepts."""
+
+    on_unknown: bool = False
+    after_server_error: bool = True
+    after_gateway_error: bool = False
+    after_cut_stream: bool = False
+    config_digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """What surrounds the decision: time, and what was waited for already."""
+
+    at_ms: int
+    late_retry_ms: int
+    settled: bool = False
+    waited_for_close: bool = False
+    owed_first_try: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Send it, as this call. `resumed` is the disposition the client reads: a later generation of an absent effect."""
+
+    occurrence: int
+    generation: int
+    why_new: WhyNew
+    continues: CallState | None = None
+    accepts_attempt: str | None = None
+    authority: Authority | None = None
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    differences: tuple[str, ...] = ()
+
+    @property
+    def resumed(self) -> bool:
+        return self.why_new == "resumed"
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    call: CallId
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    call: CallState
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    code: Code
+    call: CallState
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Finish the call's bookkeeping; or let a FIN arrive; or let a claimed answer be delivered. Then decide again."""
+
+    until: Literal["finished", "settled", "closed"]
+    call: CallId
+
+
+Verdict = Forward | Attach | Replay | Refuse | Wait
+
+NOT_LIVE: Final = Live()
+GATEWAY_STATUSES: Final = frozenset({408, 502, 503, 504, *range(520, 528)})
+_CLOSED_BY: Final = {
+    Evidence.SERVED: Code.RESPONSE_LOST,
+    Evidence.PARKED: Code.PARKED,
+    Evidence.ERASED: Code.RESPONSE_ERASED,
+}
+
+
+def decide(ask: Ask, history: KeyHistory, live: Mapping[CallId, Live], policy: Policy, now: Now) -> Verdict:
+    """One request against the prior calls of its (scope, key). Pure; total over the table."""
+    newest = [state for state in history.calls if state.superseded_by is None]
+    if corrupt := next((state for state in newest if state.stage is Stage.CORRUPTION), None):
+        return Refuse(Code.CORRUPTION, corrupt)
+    if ask.key_source == "explicit":
+        if not newest:
+            return Forward(1, 1, "first")
+        call = max(newest, key=lambda state: state.generation)
+        return _by_stage(ask, call, live.get(call.call, NOT_LIVE), policy)
+    return _derived(ask, newest, history.last_occurrence, live, policy, now)
+
+
+# --- one call ----------------------------------------------------------------------------------------------------------
+
+
+def _by_stage(ask: Ask, call: CallState, live: Live, policy: Policy) -> Verdict:
+    """The rows of the table, for the newest call of one occurrence."""
+    if (differing := _differs(ask, call)) is not None:
+        return Refuse(differing, call)
+    if live.alive:
+        return _for_same_credential(ask, call, Attach(call.call))
+    match call.stage:
+        case Stage.REQUESTED | Stage.PREPARATION_FAILED | Stage.MANIFEST_RECORDED | Stage.NOT_SENT:
+            return _next_generation(ask, call, "resumed")
+        case Stage.EFFECT_UNKNOWN | Stage.EFFECT_HAPPENED:
+            return _unless_accepted(ask, call, policy)
+        case Stage.OBSERVED | Stage.INTERPRETED | Stage.ATTEMPT_COMPLETED:
+            return Wait("finished", call.call)
+        case Stage.SETTLED:
+            return _next_generation(ask, call, "decision", call.decision.authority if call.decision else None)
+        case Stage.COMPLETED:
+            return _completed(ask, call, policy)
+        case Stage.CLOSED:
+            return Refuse(_CLOSED_BY.get(call.evidence, Code.RESPONSE_LOST), call)
+        case Stage.CORRUPTION | Stage.SUPERSEDED:
+            return Refuse(Code.CORRUPTION, call)
+
+
+def _completed(ask: Ask, call: CallState, policy: Policy) -> Verdict:
+    match call.effect:
+        case Effect.HAPPENED if not _is_kept(call):
+            return Refuse(Code.RESPONSE_LOST, call)
+        case Effect.HAPPENED:
+            return _for_same_credential(ask, call, Replay(call))
+        case Effect.ABSENT:
+            return _next_generation(ask, call, "resumed")
+        case Effect.ANSWERED | Effect.UNKNOWN:
+            return _unless_accepted(ask, call, policy)
+
+
+def _differs(ask: Ask, call: CallState) -> Code | None:
+    """Another request under this key? Checked first: before any attempt it is drift, after one the key was reused."""
+    if call.manifest is None:
+        return None  # nothing was recorded to compare with
+    if call.manifest.intent_digest != ask.intent_digest:
+        return Code.KEY_REUSED if call.attempts else Code.DRIFT
+    if not call.attempts and dict(call.manifest.context) != dict(ask.context):
+        return Code.DRIFT
+    return None
+
+
+def _for_same_credential(ask: Ask, call: CallState, verdict: Attach | Replay) -> Verdict:
+    """I9: an answer is given to the exact credential that asked for it."""
+    return verdict if call.caller_exact == ask.caller_exact else Refuse(Code.CALLER_CHANGED, call)
+
+
+def _unless_accepted(ask: Ask, call: CallState, policy: Policy) -> Verdict:
+    """A second effect is possible: only with the caller's word or a standing setting, and that goes on record."""
+    if (
+        ask.accepts_attempt is not None
+        and call.attempt
+        and ask.accepts_attempt == attempt_id(call.call, call.attempt.number)
+    ):
+        return _next_generation(ask, call, "decision", Authority("caller", "Sendonce-Accept"))
+    setting = setting_for(call)
+    if getattr(policy, setting):
+        return _next_generation(ask, call, "decision", Authority("setting", setting, policy.config_digest))
+    if call.stage is Stage.EFFECT_HAPPENED:
+        return Refuse(Code.EFFECT_HAPPENED, call)
+    return Refuse(Code.EFFECT_UNKNOWN if call.marked else Code.PROTOCOL_MARKER_INVALID, call)
+
+
+def setting_for(call: CallState) -> str:
+    """Which setting rules an unresolved call (semantics section 4)."""
+    observed = call.attempt.observed if call.attempt else None
+    if observed and observed.observation == "partial" and observed.source == "live":
+        return "after_cut_stream"
+    if call.stage is Stage.COMPLETED and call.effect is Effect.ANSWERED:
+        return "after_server_error"
+    if call.stage is Stage.COMPLETED and observed and observed.status in GATEWAY_STATUSES:
+        return "after_gateway_error"
+    return "on_unknown"
+
+
+def _next_generation(ask: Ask, call: CallState, why: WhyNew, authority: Authority | None = None) -> Forward:
+    accepts = attempt_id(call.call, call.attempt.number) if call.effect is not Effect.ABSENT and call.attempt else None
+    differences = []
+    if call.manifest is not None:
+        differences = [] if call.manifest.body.digest == ask.body_digest else ["body"]
+        differences += [] if call.manifest.url == ask.url else ["url"]
+    return Forward(call.occurrence, call.generation + 1, why, call, accepts, authority, differences=tuple(differences))
+
+
+def _is_kept(call: CallState) -> bool:
+    observed = call.attempt.observed if call.attempt else None
+    return observed is not None and (observed.body is None or observed.body.kept)
+
+
+# --- derived keys: a multiset of occurrences ---------------------------------------------------------------------------
+
+
+def _derived(
+    ask: Ask, newest: list[CallState], last_occurrence: int, live: Mapping[CallId, Live], policy: Policy, now: Now
+) -> Verdict:
+    """The oldest unclaimed occurrence: to send, to hand over, to refuse; else a new one."""
+    lives = {state.call: live.get(state.call, NOT_LIVE) for state in newest}
+    new = _new_occurrence(newest, last_occurrence, lives, now)
+    if now.owed_first_try:
+        return new
+    verdicts = [(state, _by_stage(ask, state, lives[state.call], policy)) for state in newest]
+    unclaimed = [(state, verdict) for state, verdict in verdicts if not lives[state.call].claimed or _accepted(verdict)]
+    for _, verdict in unclaimed:
+        if isinstance(verdict, Forward | Wait):
+            return verdict
+    for state, verdict in unclaimed:
+        if _is_owed_an_answer(state, lives[state.call], verdict):
+            return verdict
+    for state, verdict in verdicts:
+        if isinstance(verdict, Refuse) and _stands_in_the_way(ask, state):
+            return verdict
+    if ask.certain_retry:
+        return _certain_retry(verdicts, lives, now) or new
+    waiting = next((state for state in newest if lives[state.call].claimed and not _is_over(state)), None)
+    if waiting is not None and not now.settled:
+        return Wait("settled", waiting.call)  # its FIN may sit behind its own unsent bytes
+    return new
+
+
+def _accepted(verdict: Verdict) -> bool:
+    """The caller named the very attempt, so whose socket is open does not matter."""
+    return isinstance(verdict, Forward) and verdict.authority is not None and verdict.authority.kind == "caller"
+
+
+def _is_owed_an_answer(state: CallState, live: Live, verdict: Verdict) -> bool:
+    """Alive with its client gone, or answered and not delivered: this request is that client's retry."""
+    if state.delivered or live.delivered:
+        return False
+    answer_lost = isinstance(verdict, Refuse) and verdict.code in (Code.RESPONSE_LOST, Code.CALLER_CHANGED)
+    return isinstance(verdict, Attach | Replay) or (answer_lost and state.stage is not Stage.CLOSED)
+
+
+def _stands_in_the_way(ask: Ask, state: CallState) -> bool:
+    """An unknown occurrence refuses every later one of its key, and so does a parked one; a settled one only its retry."""
+    if state.stage is Stage.CLOSED:
+        return ask.certain_retry or state.evidence is Evidence.PARKED
+    return state.effect is not Effect.HAPPENED or state.stage is not Stage.COMPLETED
+
+
+def _certain_retry(verdicts: list[tuple[CallState, Verdict]], lives: Mapping[CallId, Live], now: Now) -> Verdict | None:
+    """All are claimed or delivered: wait for a close, then the newest answer that may have been lost on its way."""
+    claimed = [state for state, _ in verdicts if lives[state.call].claimed and not _is_over(state)]
+    if claimed and not now.waited_for_close:
+        return Wait("closed", claimed[0].call)
+    late = [
+        verdict
+        for state, verdict in verdicts
+        if isinstance(verdict, Replay | Refuse)
+        and not {"fin", "acked"}.isdisjoint(state.deliveries)
+        and state.delivered_at_ms is not None
+        and now.at_ms - state.delivered_at_ms <= now.late_retry_ms
+    ]
+    if late:
+        return late[-1]
+    return Refuse(Code.IN_PROGRESS, claimed[0]) if claimed else None
+
+
+def _is_over(state: CallState) -> bool:
+    return state.stage is Stage.COMPLETED and state.effect is Effect.HAPPENED and state.delivered
+
+
+def _new_occurrence(newest: list[CallState], last_occurrence: int, lives: Mapping[CallId, Live], now: Now) -> Forward:
+    if last_occurrence == 0:
+        return Forward(1, 1, "first")
+    evidence = {
+        "retry_sign": False,
+        "owed_first_try": now.owed_first_try,
+        "open": [state.call for state in newest if lives[state.call].claimed],
+        "delivered": {state.call: list(state.deliveries) for state in newest if state.delivered},
+        "decided": {state.call: state.decision.decision for state in newest if state.decision},
+    }
+    return Forward(last_occurrence + 1, 1, "second_sample", evidence=evidence)

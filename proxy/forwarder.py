@@ -1,0 +1,279 @@
+"""One call, in order. The line order of `forward` is the durability argument:
+
+    claim durable -> connection -> attempt.started durable, `sent` receipt durable -> bytes leave
+    -> bytes spooled as they come -> observation durable -> the end is released
+
+It runs as a task of its own and goes on when its client goes.
+"""
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Final
+
+import orjson
+
+from ledger.bodies import INLINE_LIMIT_BYTES, Packed, pack, pack_stream
+from ledger.errors import ClaimLostError, LedgerError
+from ledger.events import (
+    AttemptAcknowledged,
+    AttemptObserved,
+    AttemptStarted,
+    Body,
+    CallAbandoned,
+    ObservationKind,
+    Pairs,
+)
+from ledger.failpoints import passed
+from ledger.ids import Digest, Head, attempt_id
+from ledger.sqlite import Append, Appended, Entry, Expect, Receipt
+from ledger.writer import Writer
+from proxy import manifest, refusals
+from proxy.admission import Forward, Policy
+from proxy.dialects.base import DECODED_BODY_LIMIT_BYTES, header_ids, is_event_stream, is_json
+from proxy.headers import RESPONSE_STORED, find, stored
+from proxy.inflight import Head as WireHead
+from proxy.inflight import OwnAnswer, State
+from proxy.interpreter import Interpreter
+from proxy.liveness import Flight
+from proxy.manifest import as_pairs, injected
+from proxy.refusals import Code
+from proxy.sse import EventHold, Hold, LastByteHold
+from proxy.upstream import Answer, AttemptFailed, Upstream
+
+ATTEMPTS_LIMIT: Final = 2  # in one call, after a proven `not_sent`: a dead pooled connection deserves a second one
+REDIRECTS: Final = frozenset({300, 301, 302, 303, 305, 306, 307, 308})
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One numbered try, while it runs. `hold` says how much of the answer may leave before the commit."""
+
+    number: int
+    started: bool = False
+    answer: Answer | None = None
+    hold: Hold = field(default_factory=LastByteHold)
+    packed: Packed | None = None
+
+
+class Forwarder:
+    """Stateless; the flight carries everything of one call."""
+
+    def __init__(self, epoch: int, writer: Writer, upstream: Upstream, interpreter: Interpreter) -> None:
+        self._epoch, self._writer, self._upstream, self._interpreter = epoch, writer, upstream, interpreter
+
+    async def forward(self, flight: Flight, plan: Forward, head: Head | None, policy: Policy) -> None:
+        """Never raises what the provider or the network did: that is recorded. Raises PoisonedError and what is fatal."""
+        try:
+            await self._claim(flight, plan, head)  # BARRIER 0
+            flight.claimed.set_result(None)
+            passed("after-manifest")
+            for number in range(1, ATTEMPTS_LIMIT + 1):
+                attempt = Attempt(number)
+                try:
+                    await self._attempt(flight, attempt)
+                    break
+                except AttemptFailed as failure:
+                    if not await self._observe_failure(flight, attempt, failure, policy):
+                        break
+            await self._interpreter.finish(flight.call)
+        except ClaimLostError:  # settled or superseded between claim and start: nothing was sent
+            flight.recording.answer_instead(_own_answer(flight, Attempt(1), Code.IN_PROGRESS))
+        except LedgerError as error:
+            if flight.claimed.done():
+                raise
+            flight.claimed.set_exception(error)  # the claim was not made: whoever waits for it decides again
+        finally:
+            if flight.recording.state is State.OPEN:  # interrupted: the end is never released
+                flight.recording.end(State.CUT)
+
+    async def _attempt(self, flight: Flight, attempt: Attempt) -> None:
+        async def start() -> None:
+            passed("after-connect")
+            await self._start(flight, attempt)  # BARRIER 1
+
+        request = flight.request
+        headers = (*request.headers, *injected(request, flight.call))
+        try:
+            attempt.answer = answer = await self._upstream.send(
+                request.method, request.url, headers, request.body, start
+            )
+            await self._receive(flight, attempt, answer)
+        except asyncio.CancelledError as cancelled:
+            if not flight.abandoned:
+                raise
+            raise AttemptFailed("lost", "its client was gone for too long", cancelled) from cancelled
+        finally:
+            flight.interruptible = False
+        attempt.packed = await _pack(flight)
+        is_whole = await self._is_whole(flight, attempt, answer)
+        passed("before-observed")
+        await self._observe(
+            flight, attempt, "response" if is_whole else "partial", _ended_by(answer, is_whole=is_whole)
+        )  # BARRIER 2
+        passed("after-observed")
+        passed("before-release")
+        self._release(flight, attempt, is_whole=is_whole)
+        passed("after-release")
+
+    async def _receive(self, flight: Flight, attempt: Attempt, answer: Answer) -> None:
+        try:
+            self._acknowledge(flight, attempt, answer)
+            passed("after-head")
+            async with aclosing(answer.body()) as pieces:
+                async for data in pieces:
+                    flight.recording.append(data, attempt.hold.feed(data))
+                    passed("mid-stream")
+        finally:
+            answer.close()
+
+    # --- the durable steps -----------------------------------------------------------------------------------------
+
+    async def _claim(self, flight: Flight, plan: Forward, head: Head | None) -> None:
+        """The claim and the manifest with the exact bytes, on the head the decision was taken on. Raises ConflictError."""
+        request, call = flight.request, flight.call
+        entries = [
+            Entry(call, None, manifest.requested(request, plan, self._epoch)),
+            Entry(call, None, manifest.manifest(request, injected(request, call))),
+        ]
+        if head is not None and (resumed := manifest.resumed(plan, head)) is not None:
+            entries.append(Entry(call, None, resumed))
+        await self._writer.append(Append(tuple(entries), Expect(request.scope, request.key, head), (request.packed,)))
+
+    async def _start(self, flight: Flight, attempt: Attempt) -> None:
+        """Conditional: raises ClaimLostError if the call was settled, superseded or abandoned meanwhile. Nothing was sent then."""
+        receipt = Receipt("sent", flight.call, attempt.number, flight.request.packed.digest)
+        entry = Entry(flight.call, attempt.number, AttemptStarted(self._epoch))
+        await self._writer.append(Append((entry,), receipt=receipt))
+        attempt.started = flight.interruptible = True
+        passed("after-attempt-started")
+
+    async def _observe(
+        self, flight: Flight, attempt: Attempt, kind: ObservationKind, ended_by: str, proof: str | None = None
+    ) -> Appended:
+        """What came back, with every byte of it; durable when it returns."""
+        answer, packed = attempt.answer, attempt.packed
+        observed = AttemptObserved(
+            observation=kind,
+            ended_by=ended_by,
+            source="live",
+            proof=proof,
+            status=answer.status if answer else None,
+            reason_phrase=answer.reason if answer else "",
+            headers=_recorded(answer) if answer else (),
+            framing=answer.framing if answer else None,
+            body=Body(packed.digest, packed.size) if packed else None,
+        )
+        digest = packed.digest if packed else None
+        entry = Entry(flight.call, attempt.number, observed)
+        receipt = Receipt("received", flight.call, attempt.number, Digest(digest) if digest else None)
+        appended = await self._writer.append(Append((entry,), bodies=(packed,) if packed else (), receipt=receipt))
+        flight.recording.discard_spool()
+        return appended
+
+    # --- the way back ----------------------------------------------------------------------------------------------
+
+    def _acknowledge(self, flight: Flight, attempt: Attempt, answer: Answer) -> None:
+        """The head is in: written at once, not waited for. A redirect of an effectful request is not passed on."""
+        headers = _recorded(answer)
+        entry = Entry(
+            flight.call, attempt.number, AttemptAcknowledged(answer.status, headers, header_ids(answer.headers))
+        )
+        self._writer.post(Append((entry,)))
+        if is_event_stream(answer.headers) and find(answer.headers, b"content-encoding") is None:
+            attempt.hold = EventHold(flight.request.dialect.is_terminal)
+        about = {"status": answer.status, "reason_phrase": answer.reason, "headers": headers, "framing": answer.framing}
+        flight.spool.head(orjson.dumps(about))
+        if answer.status not in REDIRECTS:
+            bodyless = answer.framing == "none"
+            flight.recording.begin(WireHead(answer.status, answer.reason, answer.headers, answer.length, bodyless))
+
+    async def _is_whole(self, flight: Flight, attempt: Attempt, answer: Answer) -> bool:
+        """Has the framing ended, and with the terminal evidence the dialect requires? (I13)"""
+        if answer.framing == "none":
+            return True
+        if isinstance(attempt.hold, EventHold) and attempt.hold.terminal_seen:
+            return True
+        judged = is_json(answer.headers) or is_event_stream(answer.headers)
+        if not judged or flight.spool.size > DECODED_BODY_LIMIT_BYTES:
+            return True  # the framing alone decides
+        body = flight.spool.pread(0, flight.spool.size)
+        judge = flight.request.dialect.is_whole
+        if len(body) <= INLINE_LIMIT_BYTES:
+            return judge(answer.status, answer.headers, body)
+        return await asyncio.to_thread(judge, answer.status, answer.headers, body)
+
+    def _release(self, flight: Flight, attempt: Attempt, *, is_whole: bool) -> None:
+        recording, answer = flight.recording, attempt.answer
+        assert answer is not None
+        if recording.head is None:
+            recording.answer_instead(_own_answer(flight, attempt, Code.REDIRECT_REFUSED))
+        elif is_whole:
+            recording.end(State.COMMITTED)
+        else:
+            recording.end(State.CUT, _error_event(flight, attempt))
+
+    async def _observe_failure(self, flight: Flight, attempt: Attempt, failure: AttemptFailed, policy: Policy) -> bool:
+        """Records what is proven about the failed try, and tells the client. True: proven not sent, and one more try is due."""
+        if not attempt.started:
+            await self._writer.append(Append((Entry(flight.call, None, CallAbandoned(str(failure))),)))
+            flight.recording.answer_instead(_own_answer(flight, attempt, Code.UPSTREAM_UNREACHABLE))
+            return False
+        if failure.kind == "not_sent":
+            await self._observe(flight, attempt, "not_sent", type(failure.error).__name__, failure.proof)
+            if attempt.number < ATTEMPTS_LIMIT:
+                return True
+            flight.recording.answer_instead(_own_answer(flight, attempt, Code.UPSTREAM_UNREACHABLE))
+            return False
+        attempt.packed = await _pack(flight) if attempt.answer else None
+        ended_by = "client_abort" if flight.abandoned else type(failure.error).__name__
+        await self._observe(flight, attempt, "partial" if attempt.answer else "lost", ended_by)
+        if flight.recording.head is not None:
+            flight.recording.end(State.CUT, _error_event(flight, attempt))
+        else:
+            code = refusals.lost_answer(accepts=policy.on_unknown)
+            flight.recording.answer_instead(_own_answer(flight, attempt, code))
+        return False
+
+
+def _recorded(answer: Answer) -> Pairs:
+    return as_pairs(stored(answer.headers, RESPONSE_STORED))
+
+
+def _ended_by(answer: Answer, *, is_whole: bool) -> str:
+    if not is_whole:
+        return "no_terminal_evidence"
+    return "unproven" if answer.framing == "close" else "complete"
+
+
+async def _pack(flight: Flight) -> Packed:
+    spool = flight.spool
+    if spool.size <= INLINE_LIMIT_BYTES:
+        return pack(spool.pread(0, spool.size))
+    return await asyncio.to_thread(_pack_file, spool.fileno())
+
+
+def _pack_file(fd: int) -> Packed:
+    with open(fd, "rb", closefd=False) as stream:  # its offset is at the start: writes and reads name theirs
+        return pack_stream(stream)
+
+
+def _own_answer(flight: Flight, attempt: Attempt, code: Code) -> OwnAnswer:
+    rendered = refusals.render(
+        code,
+        refusals.column(flight.request.route.upstream.family),
+        call=flight.call,
+        attempt=attempt_id(flight.call, attempt.number),
+        since="this moment",
+    )
+    return OwnAnswer(rendered.status, rendered.headers, rendered.body)
+
+
+def _error_event(flight: Flight, attempt: Attempt) -> bytes:
+    """In a content-encoded or length-framed answer nothing can be inserted: there only the unclean end tells."""
+    answer = attempt.answer
+    if answer is None or not is_event_stream(answer.headers) or find(answer.headers, b"content-encoding") is not None:
+        return b""
+    attempt_name = attempt_id(flight.call, attempt.number)
+    sentence = refusals.sentence(Code.EFFECT_HAPPENED, call=flight.call, attempt=attempt_name, since="this moment")
+    return flight.request.dialect.error_event(Code.EFFECT_HAPPENED, sentence)

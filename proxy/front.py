@@ -1,0 +1,190 @@
+"""The front door: what is answered before, or instead of, a decision. Guard, routing, own endpoints, body, safe requests."""
+
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from aiohttp import web
+
+from proxy import keys, refusals
+from proxy.endpoints import EndpointClass, classify
+from proxy.headers import RawHeaders, as_text, end_to_end
+from proxy.inflight import Head, OwnAnswer
+from proxy.manifest import CallRequest, Route
+from proxy.refusals import Code, Column
+from proxy.server import BodyBroke, BodyTooLarge, WireResponse, answer, read_body
+from proxy.services import Services
+from proxy.target import target_fault
+from proxy.upstream import Answer, AttemptFailed
+
+OWN_PREFIX: Final = "/_sendonce/"
+REFUSED: Final = (b"Sendonce-Disposition", b"refused")
+
+
+class DoorAnswer(Exception):  # noqa: N818 - an answer of our own, raised to where it is written
+    """`close` where the request's body was not read to its end: then the connection cannot go on."""
+
+    def __init__(self, code: Code, text: str | None = None, *, route: Route | None = None, close: bool = False) -> None:
+        super().__init__(text or code)
+        self.code, self.text, self.route, self.close = code, text, route, close
+
+
+class BadBody(DoorAnswer):
+    """The body broke off or is too large; an explicit key still names the call, so that goes on record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """A request that passed the door, with its whole body."""
+
+    route: Route
+    endpoint_class: EndpointClass
+    method: str
+    headers: RawHeaders
+    body: bytes
+    explicit: str | None
+
+
+class FrontDoor:
+    """Stateless but for the count of admitted requests."""
+
+    def __init__(self, services: Services) -> None:
+        self._services, self._settings = services, services.settings
+        self._admitted = 0
+
+    async def enter(self, request: web.BaseRequest) -> Entered | web.StreamResponse:
+        """A request to decide on, or the answer to one that needs no decision. Raises DoorAnswer."""
+        method, target, headers = request.method, request.raw_path, request.raw_headers
+        version = (request.version.major, request.version.minor)
+        if (fault := target_fault(method, target, version, headers)) is not None:
+            raise DoorAnswer(Code(fault.code), fault.sentence, close=True)
+        if target.startswith(OWN_PREFIX):
+            return await self._own_endpoint(request, target)
+        route = self._route(target)
+        if self._services.poisoned:
+            raise DoorAnswer(Code.CANNOT_RECORD, route=route, close=True)
+        if self._services.draining:
+            raise DoorAnswer(Code.DRAINING, route=route, close=True)
+        explicit = _checked_headers(headers, route)
+        endpoint_class = classify(method, route.provider_target)
+        body = await self._body(request, route)
+        if endpoint_class is EndpointClass.SAFE:
+            return await self._pass_through(request, route, body)
+        return Entered(route, endpoint_class, method, headers, body, explicit)
+
+    def route(self, target: str) -> Route:
+        """Raises DoorAnswer for an upstream that is not configured."""
+        return self._route(target)
+
+    @contextmanager
+    def admitted(self, asked: CallRequest) -> Iterator[None]:
+        """Counts it among those being decided or answered. Beyond the limit its first try is owed: nothing was recorded."""
+        if self._admitted >= self._settings.limits.admitted_requests:
+            self._services.registry.owe(asked.scope, asked.key)
+            raise DoorAnswer(Code.OVERLOADED, route=asked.route)
+        self._admitted += 1
+        try:
+            yield
+        finally:
+            self._admitted -= 1
+
+    async def answer(self, request: web.BaseRequest, own: DoorAnswer) -> WireResponse:
+        route = own.route
+        column = refusals.column(route.upstream.family) if route else Column.OTHERS
+        self._services.activity.refused(route.name if route else "-", own.code)
+        rendered = refusals.render(own.code, column, own.text)
+        to_write = OwnAnswer(rendered.status, rendered.headers, rendered.body)
+        return await answer(request, to_write, (REFUSED,), close=own.close)
+
+    def _route(self, target: str) -> Route:
+        path, mark, query = target.partition("?")
+        name, slash, rest = path[1:].partition("/")
+        if name not in self._settings.upstreams:
+            known = ", ".join(f"/{name}/…" for name in sorted(self._settings.upstreams))
+            raise DoorAnswer(
+                Code.UNKNOWN_UPSTREAM,
+                f"There is no upstream {name[:64]!r} here. Send to one of {known}, or add it with --upstream.",
+                close=True,
+            )
+        return Route(name, self._settings.upstreams[name], slash + rest + mark + query)
+
+    async def _body(self, request: web.BaseRequest, route: Route) -> bytes:
+        limits, timeouts = self._settings.limits, self._settings.timeouts
+        try:
+            return await read_body(request, limit_bytes=limits.body_bytes, idle_timeout_s=timeouts.client_body_idle_s)
+        except BodyTooLarge as error:
+            text = f"The request body is larger than limits.body_bytes = {limits.body_bytes}. Send less, or raise the limit."
+            raise BadBody(Code.BODY_TOO_LARGE, text, route=route, close=True) from error
+        except BodyBroke as error:
+            raise BadBody(Code.BAD_FRAMING, error.sentence, route=route, close=True) from error
+
+    async def _own_endpoint(self, request: web.BaseRequest, target: str) -> WireResponse:
+        services = self._services
+        if target == OWN_PREFIX + "health":
+            admits = not services.poisoned and not services.draining
+            state = "admitting" if admits else "cannot_record" if services.poisoned else "draining"
+            body = b'{"status":"%b","epoch":%d}' % (state.encode(), services.epoch)
+            return await _plain(request, 200 if admits else 503, b"application/json", body)
+        if target == OWN_PREFIX + "metrics":
+            return await _plain(
+                request, 200, b"text/plain; version=0.0.4; charset=utf-8", services.activity.exposition()
+            )
+        raise DoorAnswer(Code.BAD_TARGET, "Own endpoints are /_sendonce/health and /_sendonce/metrics.", close=True)
+
+    async def _pass_through(self, request: web.BaseRequest, route: Route, body: bytes) -> WireResponse:
+        """A safe request: no ledger, no hold, and still sent at most once by us."""
+        url = route.upstream.base_url + route.provider_target
+        response = WireResponse(request)
+        try:
+            upstream = await self._services.upstream.send(
+                request.method, url, end_to_end(request.raw_headers), body, _no_barrier
+            )
+        except AttemptFailed as failure:
+            raise DoorAnswer(
+                Code.UPSTREAM_UNREACHABLE, f"{route.name} did not answer: {failure.proof}.", route=route
+            ) from failure
+        try:
+            await _copy(upstream, response)
+        except ConnectionError:
+            response.client_gone = True
+        except AttemptFailed:
+            pass  # the unclean end below tells the client
+        finally:
+            upstream.close()
+        if not response.whole:
+            response.break_off()
+        self._services.activity.answered(route.name, "passed")
+        return response
+
+
+def _checked_headers(headers: RawHeaders, route: Route) -> str | None:
+    """The explicit key, if any. Raises DoorAnswer for what could not be forwarded byte for byte, or names no intention."""
+    try:
+        as_text(end_to_end(headers))
+    except UnicodeDecodeError as error:
+        text = "A header value is neither ASCII nor UTF-8, so it could not be forwarded unchanged. Encode it."
+        raise DoorAnswer(Code.BAD_FRAMING, text, route=route, close=True) from error
+    explicit = keys.explicit_key(headers)
+    if isinstance(explicit, keys.KeyFault):
+        raise DoorAnswer(Code.BAD_KEY, explicit.sentence, route=route, close=True)
+    return explicit
+
+
+async def _copy(upstream: Answer, response: WireResponse) -> None:
+    head = Head(
+        upstream.status, upstream.reason, upstream.headers, upstream.length, bodyless=upstream.framing == "none"
+    )
+    await response.begin(head)
+    async with aclosing(upstream.body()) as pieces:
+        async for data in pieces:
+            await response.send(data)
+    await response.end()
+
+
+async def _no_barrier() -> None:
+    """Nothing has to be durable before a safe request leaves."""
+
+
+async def _plain(request: web.BaseRequest, status: int, content_type: bytes, body: bytes) -> WireResponse:
+    return await answer(request, OwnAnswer(status, ((b"Content-Type", content_type),), body))

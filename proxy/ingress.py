@@ -1,0 +1,255 @@
+"""The data plane's one handler: bytes -> CallRequest -> `match decision`. It decides nothing itself and sends nothing itself."""
+
+import asyncio
+from dataclasses import replace
+from typing import Final
+
+from aiohttp import web
+
+from ledger.errors import ConflictError, PoisonedError
+from ledger.events import CallPreparationFailed, CallRequested
+from ledger.ids import CallId, Head, Key, attempt_id, new_call_id
+from ledger.projection import CallState
+from ledger.spool import Spool
+from ledger.sqlite import Append, Entry, Expect
+from ledger.stages import Effect
+from proxy import clock, manifest, refusals
+from proxy.admission import Attach, Forward, Now, Policy, Refuse, Replay, Wait, decide
+from proxy.dialects.base import is_event_stream
+from proxy.endpoints import classify
+from proxy.front import BadBody, DoorAnswer, Entered, FrontDoor
+from proxy.headers import RawHeaders
+from proxy.inflight import OwnAnswer, Recording
+from proxy.interpreter import dialect_of
+from proxy.keys import KeyFault, explicit_key
+from proxy.liveness import Claimant, Flight
+from proxy.manifest import CallRequest
+from proxy.refusals import Code
+from proxy.replayer import replay
+from proxy.server import WireResponse, answer, relay
+from proxy.services import Services
+from proxy.views import since_of
+
+DECISIONS_LIMIT: Final = 5  # decided again after a lost race; more means a storm, and 503 is kinder than spinning
+CANONICAL_INLINE_LIMIT_BYTES: Final = 1024 * 1024  # parsing more than this would stall every stream on the loop
+ACKNOWLEDGE_CHECKS_S: Final = (0.002, 0.02, 0.2)  # when to ask whether an answer's last byte was acknowledged
+
+
+class Ingress:
+    """`await ingress(request)` for every request on the data port."""
+
+    def __init__(self, services: Services) -> None:
+        self._services, self._door = services, FrontDoor(services)
+        self._large_body = asyncio.Semaphore(1)  # canonicalising takes several times a body's memory: one at a time
+
+    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+        self._services.registry.next_request(request.transport)
+        try:
+            entered = await self._door.enter(request)
+            if isinstance(entered, web.StreamResponse):
+                return entered
+            asked = await self._read(entered)
+            with self._door.admitted(asked):
+                return await self._serve(request, asked)
+        except BadBody as own:
+            await self._record_preparation_failure(request, own)
+            return await self._door.answer(request, own)
+        except DoorAnswer as own:
+            return await self._door.answer(request, own)
+        except PoisonedError:
+            return await self._door.answer(request, DoorAnswer(Code.CANNOT_RECORD, close=True))
+
+    async def _read(self, entered: Entered) -> CallRequest:
+        arguments = (
+            self._services.secret,
+            entered.route,
+            entered.endpoint_class,
+            entered.method,
+            entered.headers,
+            entered.body,
+            entered.explicit,
+        )
+        if len(entered.body) <= CANONICAL_INLINE_LIMIT_BYTES:
+            return manifest.read(*arguments)
+        async with self._large_body:
+            return await asyncio.to_thread(manifest.read, *arguments)
+
+    async def _serve(self, request: web.BaseRequest, asked: CallRequest) -> web.StreamResponse:
+        policy = self._services.settings.policy(asked.route.name, asked.endpoint_class)
+        now = Now(0, int(self._services.settings.timeouts.late_retry_s * 1000))
+        conflicts = 0
+        while conflicts < DECISIONS_LIMIT:
+            owed = self._services.registry.owes(asked.scope, asked.key)
+            now = replace(now, at_ms=clock.now_ms(), owed_first_try=owed)
+            history = await self._services.reader.history(asked.scope, asked.key)
+            match decide(asked.ask, history, self._services.registry.live(history.calls), policy, now):
+                case Wait() as wait:
+                    now = await self._wait(wait, now)
+                case Forward() as plan:
+                    try:
+                        return await self._forward(request, asked, plan, history.head, policy)
+                    except ConflictError:
+                        conflicts += 1
+                case Attach(call):
+                    if (attached := await self._attach(request, asked, call)) is not None:
+                        return attached
+                case Replay(call):
+                    return await self._replay(request, asked, call)
+                case Refuse(code, call):
+                    return await self._refuse(request, asked, code, call)
+        self._services.registry.owe(asked.scope, asked.key)
+        raise DoorAnswer(Code.OVERLOADED, route=asked.route)
+
+    # --- the decisions ---------------------------------------------------------------------------------------------
+
+    async def _forward(
+        self, request: web.BaseRequest, asked: CallRequest, plan: Forward, head: Head | None, policy: Policy
+    ) -> WireResponse:
+        """Raises ConflictError when another claim was first. The flight is alive before its admission is queued."""
+        services, call = self._services, new_call_id(clock.now_ms(), clock.entropy())
+        spool = Spool(services.state_dir.spool, call)
+        flight = Flight(call, asked, spool, Recording(spool), asyncio.get_running_loop().create_future())
+        disposition = "resumed" if plan.resumed else "forwarded"
+        services.registry.enter(flight)
+        claimant = services.registry.claim(call, request.transport, disposition)
+        flight.task = services.spawn(self._fly(flight, plan, head, policy))
+        try:
+            with flight.recording.reading():
+                await flight.claimed
+                self._count_claim(asked, plan)
+                return await self._relay(request, flight, claimant)
+        except ConflictError:
+            services.registry.release(claimant)
+            raise
+
+    async def _fly(self, flight: Flight, plan: Forward, head: Head | None, policy: Policy) -> None:
+        try:
+            await self._services.forwarder.forward(flight, plan, head, policy)
+        finally:
+            self._services.registry.leave(flight)
+
+    def _count_claim(self, asked: CallRequest, plan: Forward) -> None:
+        if plan.evidence.get("owed_first_try"):
+            self._services.registry.paid(asked.scope, asked.key)
+        if plan.accepts_attempt is not None and plan.authority is not None:
+            self._services.activity.accepted(asked.route.name, plan.authority.kind)
+
+    async def _attach(self, request: web.BaseRequest, asked: CallRequest, call: CallId) -> WireResponse | None:
+        """None: it ended, or must end first because another form is asked for; decide again."""
+        flight = self._services.registry.flight(call)
+        if flight is None:
+            return None
+        claimant = self._services.registry.claim(call, request.transport, "attached")
+        if flight.request.facts.stream != asked.facts.stream:
+            await flight.finished.wait()
+            self._services.registry.release(claimant)
+            return None
+        return await self._relay(request, flight, claimant)
+
+    async def _relay(self, request: web.BaseRequest, flight: Flight, claimant: Claimant) -> WireResponse:
+        response = await relay(request, flight.recording, _marks(flight.call, claimant.disposition))
+        head = flight.recording.head
+        claimant.is_stream = head is not None and is_event_stream(head.headers)
+        self._answered(claimant, response)
+        self._services.activity.answered(flight.request.route.name, claimant.disposition)
+        if not self._services.registry.is_watched(flight.call):
+            self._abandon_later(flight)
+        return response
+
+    async def _replay(self, request: web.BaseRequest, asked: CallRequest, call: CallState) -> WireResponse:
+        claimant = self._services.registry.claim(call.call, request.transport, "replayed")
+        dialect, _ = dialect_of(self._services.settings, call)
+        marks = (*_marks(call.call, "replayed"), (b"Idempotency-Replayed", b"true"))
+        response = await replay(request, self._services.reader, call, dialect, marks, as_stream=asked.facts.stream)
+        if response is None:
+            self._services.registry.release(claimant)
+            return await self._refuse(request, asked, Code.FORM_DIFFERS, call)
+        claimant.is_stream = asked.facts.stream
+        self._answered(claimant, response)
+        self._services.activity.answered(asked.route.name, "replayed")
+        self._services.activity.replayed(asked.route.name, call=call.call)
+        return response
+
+    async def _refuse(self, request: web.BaseRequest, asked: CallRequest, code: Code, call: CallState) -> WireResponse:
+        """Changes nothing in ledger, receipts or provider (I4); the same facts give the same bytes on every repeat."""
+        rendered = refusals.render(
+            code,
+            refusals.column(asked.route.upstream.family),
+            call=call.call,
+            attempt=attempt_id(call.call, call.attempt.number) if call.attempt else None,
+            since=since_of(call),
+            next_operation=call.next_operation,
+        )
+        self._services.activity.refused(asked.route.name, code, call=call.call)
+        own = OwnAnswer(rendered.status, rendered.headers, rendered.body)
+        return await answer(request, own, _marks(call.call, "refused"))
+
+    async def _wait(self, wait: Wait, now: Now) -> Now:
+        timeouts = self._services.settings.timeouts
+        match wait.until:
+            case "finished":
+                await self._services.interpreter.finish(wait.call)
+                return now
+            case "settled":
+                await asyncio.sleep(timeouts.duplicate_settle_ms / 1000)
+                return replace(now, settled=True)
+            case "closed":
+                await self._services.registry.wait_for_close(wait.call, timeouts.retry_wait_s)
+                return replace(now, waited_for_close=True)
+
+    # --- the client ------------------------------------------------------------------------------------------------
+
+    def _answered(self, claimant: Claimant, response: WireResponse) -> None:
+        """The end was written, or not. Whether it arrived is asked soon after: once the socket is gone nobody can tell."""
+        claimant.whole = response.whole
+        if response.whole:
+            loop = asyncio.get_running_loop()
+            for delay_s in ACKNOWLEDGE_CHECKS_S:
+                loop.call_later(delay_s, claimant.note_acknowledged)
+
+    def _abandon_later(self, flight: Flight) -> None:
+        """Nobody waits any more: the upstream is read to its end, within a limit (semantics section 4, "client gone")."""
+        if flight.task is None or flight.task.done() or flight.abandon is not None:
+            return
+        settings = self._services.settings
+        drain = settings.on_client_disconnect == "drain"
+        limit_s = settings.timeouts.drain_limit_s if drain else settings.timeouts.cancel_grace_s
+        flight.abandon = asyncio.get_running_loop().call_later(limit_s, flight.give_up)
+
+    async def _record_preparation_failure(self, request: web.BaseRequest, own: BadBody) -> None:
+        """A bad request leaves no events, unless an explicit key names the call: then its failure is on record."""
+        key = explicit_key(request.raw_headers)
+        if own.route is None or key is None or isinstance(key, KeyFault):
+            return
+        target = own.route.provider_target
+        scope, caller = manifest.scope_and_caller(self._services.secret, own.route.name, request.raw_headers, target)
+        history = await self._services.reader.history(scope, Key(key))
+        newest = max(history.calls, key=lambda state: state.generation, default=None)
+        if newest is not None and (newest.effect is not Effect.ABSENT or newest.superseded_by is not None):
+            return  # what stands is more than a failed preparation could say
+        call = new_call_id(clock.now_ms(), clock.entropy())
+        requested = CallRequested(
+            scope=scope,
+            key=Key(key),
+            key_source="explicit",
+            occurrence=1,
+            generation=newest.generation + 1 if newest else 1,
+            epoch=self._services.epoch,
+            upstream=own.route.name,
+            endpoint_class=classify(request.method, target),
+            dialect="generic",
+            caller=caller.fingerprint,
+            caller_exact=caller.exact,
+            why_new="resumed" if newest else "first",
+            continues=newest.call if newest else None,
+        )
+        failed = CallPreparationFailed(own.code, own.text or own.code)
+        entries = (Entry(call, None, requested), Entry(call, None, failed))
+        try:
+            await self._services.writer.append(Append(entries, Expect(scope, Key(key), history.head)))
+        except ConflictError:
+            return  # another request under this key was first, and says more
+
+
+def _marks(call: CallId, disposition: str) -> RawHeaders:
+    return ((b"Sendonce-Call", call.encode()), (b"Sendonce-Disposition", disposition.encode()))

@@ -1,0 +1,103 @@
+"""Preserved bytes -> facts, in the background, versioned. No provider is needed, so a restart simply does it again.
+
+It reads the ledger only: what a client saw was durable before, and what is concluded here never changes it.
+"""
+
+import asyncio
+from typing import Final
+
+from ledger.bodies import INLINE_LIMIT_BYTES
+from ledger.events import (
+    AttemptCompleted,
+    AttemptInterpreted,
+    AttemptObserved,
+    AttemptRetryDecided,
+    CallCompleted,
+)
+from ledger.failpoints import passed
+from ledger.ids import CallId
+from ledger.ladder import Evidence
+from ledger.projection import CallState
+from ledger.reader import Reader
+from ledger.sqlite import Append, Entry
+from ledger.writer import Writer
+from proxy.dialects import registry
+from proxy.dialects.base import Dialect, Reading
+from proxy.effects import PLAIN, UpstreamTraits
+from proxy.endpoints import Family
+from proxy.manifest import as_headers
+from proxy.settings import Settings
+
+RETRY_AUTHORITY: Final = "the client retries; the proxy never does after an answer"
+
+
+class Interpreter:
+    """Finishes observed calls: interpreted, retry decided, attempt completed, call completed, in one append."""
+
+    def __init__(self, settings: Settings, reader: Reader, writer: Writer) -> None:
+        self._settings, self._reader, self._writer = settings, reader, writer
+
+    async def finish(self, call: CallId) -> None:
+        """Whatever stage of `observed` … `attempt_completed` the call is in; for any other it does nothing."""
+        state = await self._reader.call(call)
+        if state is None or state.attempt is None or state.attempt.observed is None:
+            return
+        entries = await self._remaining(state)
+        if entries:
+            await self._writer.append(Append(entries))
+            passed("after-interpreted")
+
+    async def _remaining(self, state: CallState) -> tuple[Entry, ...]:
+        assert state.attempt is not None
+        number, reading = state.attempt.number, state.attempt.interpreted
+        rungs = (Evidence.RESPONSE, Evidence.INTERPRETED, Evidence.RETRY_DECIDED, Evidence.ATTEMPT_COMPLETED)
+        if state.evidence not in rungs:
+            return ()
+        if reading is None:
+            reading = _event(await self._read(state))
+        steps = (
+            Entry(state.call, number, reading),
+            Entry(state.call, number, AttemptRetryDecided("stop", RETRY_AUTHORITY)),
+            Entry(state.call, number, AttemptCompleted()),
+            Entry(state.call, None, CallCompleted(reading.outcome)),
+        )
+        return steps[rungs.index(state.evidence) :]
+
+    async def _read(self, state: CallState) -> Reading:
+        assert state.attempt is not None
+        observed = state.attempt.observed
+        assert observed is not None
+        body = b""
+        if observed.body is not None and observed.body.kept:
+            body = b"".join([piece async for piece in self._reader.body(observed.body.digest)])
+        dialect, traits = dialect_of(self._settings, state)
+        arguments = (observed.status or 0, as_headers(observed.headers), body, traits)
+        if len(body) <= INLINE_LIMIT_BYTES:
+            return dialect.interpret(*arguments)
+        return await asyncio.to_thread(dialect.interpret, *arguments)
+
+
+def dialect_of(settings: Settings, state: CallState) -> tuple[Dialect, UpstreamTraits]:
+    """By the recorded path; an upstream that is no longer configured is read as a generic one."""
+    upstream = settings.upstreams.get(state.upstream)
+    if upstream is None or state.manifest is None:
+        return registry.select(Family.GENERIC, ""), PLAIN
+    return registry.select(upstream.family, state.manifest.url), upstream.traits
+
+
+def is_whole(dialect: Dialect, observed: AttemptObserved, body: bytes) -> bool:
+    """Salvaged bytes: whole by the framing as far as it can be checked, and by the dialect's terminal evidence."""
+    return dialect.is_whole(observed.status or 0, as_headers(observed.headers), body)
+
+
+def _event(reading: Reading) -> AttemptInterpreted:
+    return AttemptInterpreted(
+        interpreter=reading.version,
+        outcome=reading.outcome,
+        effect=reading.effect,
+        finish_reason=reading.finish_reason,
+        usage=reading.usage,
+        provider_ids=reading.provider_ids,
+        model=reading.model,
+        error=reading.error,
+    )

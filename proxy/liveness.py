@@ -1,0 +1,193 @@
+"""What this process knows beyond the ledger: the calls alive in it, and which client sockets claim which call.
+
+A call is alive from before its admission is queued until its last event is durable and its upstream socket is closed.
+An occurrence has at most one claimant: a client whose socket is open and whose answer is not known to be delivered.
+Nothing here outlives the process, and nothing else counts: no process id, no clock, no heartbeat.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from ledger.events import DeliveredHow
+from ledger.ids import CallId, Key, Scope
+from ledger.projection import CallState
+from ledger.spool import Spool
+from proxy.admission import Live
+from proxy.inflight import Recording
+from proxy.manifest import CallRequest
+from proxy.server import still_open, unacknowledged_bytes
+
+
+GIVE_UP_AGAIN_S: Final = 1  # a durable step takes milliseconds
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """One call alive in this process, from its claim to its last event."""
+
+    call: CallId
+    request: CallRequest
+    spool: Spool
+    recording: Recording
+    claimed: "asyncio.Future[None]"
+    finished: asyncio.Event = field(default_factory=asyncio.Event)
+    task: "asyncio.Task[None] | None" = None
+    interruptible: bool = False  # only between the first byte and the last: elsewhere an append may be in the air
+    abandoned: bool = False
+    abandon: asyncio.TimerHandle | None = None  # set while no client is there
+
+    def give_up(self) -> None:
+        """The client is gone for too long: the attempt ends as `client_abort`."""
+        if self.interruptible and self.task is not None:
+            self.abandoned = True
+            self.task.cancel()
+        elif not self.finished.is_set():
+            self.abandon = asyncio.get_running_loop().call_later(GIVE_UP_AGAIN_S, self.give_up)
+
+
+@dataclass(slots=True, eq=False)
+class Claimant:
+    """One client's hold on one call: leading, attached or replayed."""
+
+    call: CallId
+    transport: asyncio.Transport | None
+    disposition: str
+    whole: bool = False  # the end was written
+    is_stream: bool = False
+    acknowledged: bool = False  # the peer's kernel has every byte of it
+
+    @property
+    def delivered(self) -> bool:
+        """The end was written and acknowledged. Asked of the kernel, so it is right before the loop has noticed a close."""
+        self.note_acknowledged()
+        return self.acknowledged
+
+    def note_acknowledged(self) -> None:
+        if self.whole and not self.acknowledged:
+            self.acknowledged = unacknowledged_bytes(self.transport) == 0
+
+    @property
+    def holds(self) -> bool:
+        return still_open(self.transport)
+
+    def how(self, error: BaseException | None) -> DeliveredHow:
+        """How a connection that is now closed delivered the answer (semantics section 3, `call.delivered`)."""
+        if not self.delivered:
+            return "no"
+        if error is None:
+            return "fin"
+        return "acked" if self.is_stream else "no"
+
+
+class Registry:
+    """Single-threaded: all calls come from the event loop."""
+
+    def __init__(self, on_delivery: Callable[[CallId, DeliveredHow, str], None]) -> None:
+        self._on_delivery = on_delivery
+        self._flights: dict[CallId, Flight] = {}
+        self._claimants: dict[CallId, list[Claimant]] = {}
+        self._of_connection: dict[asyncio.Transport, Claimant] = {}
+        self._changed = asyncio.Event()  # replaced at each change: whoever waited wakes and looks again
+        self._owed: Counter[tuple[Scope, Key]] = Counter()
+
+    # --- flights ---------------------------------------------------------------------------------------------------
+
+    def enter(self, flight: Flight) -> None:
+        self._flights[flight.call] = flight
+
+    def leave(self, flight: Flight) -> None:
+        """In one turn of the loop with the recording's close: nobody finds a flight whose spool is gone."""
+        del self._flights[flight.call]
+        if flight.abandon:
+            flight.abandon.cancel()
+        flight.recording.close()
+        flight.finished.set()
+
+    def flight(self, call: CallId) -> Flight | None:
+        return self._flights.get(call)
+
+    @property
+    def flights(self) -> tuple[Flight, ...]:
+        return tuple(self._flights.values())
+
+    def live(self, states: Iterable[CallState]) -> dict[CallId, Live]:
+        found = {}
+        for state in states:
+            claimants = self._claimants.get(state.call, [])
+            found[state.call] = Live(
+                alive=state.call in self._flights,
+                claimed=any(claimant.holds for claimant in claimants),
+                delivered=any(claimant.delivered for claimant in claimants),
+            )
+        return found
+
+    # --- claimants -------------------------------------------------------------------------------------------------
+
+    def claim(self, call: CallId, transport: asyncio.Transport | None, disposition: str) -> Claimant:
+        claimant = Claimant(call, transport, disposition)
+        self._claimants.setdefault(call, []).append(claimant)
+        if transport is not None:
+            self._of_connection[transport] = claimant
+        if (flight := self._flights.get(call)) and flight.abandon:
+            flight.abandon.cancel()
+            flight.abandon = None
+        return claimant
+
+    def next_request(self, transport: asyncio.Transport | None) -> None:
+        """A request on a connection proves that the answer before it was delivered, and ends that claim."""
+        claimant = self._of_connection.pop(transport, None) if transport else None
+        if claimant is not None:
+            self._end(claimant, "next_request" if claimant.whole else "no")
+
+    def connection_lost(self, transport: asyncio.Transport, error: BaseException | None) -> None:
+        claimant = self._of_connection.pop(transport, None)
+        if claimant is not None:
+            self._end(claimant, claimant.how(error))
+
+    def release(self, claimant: Claimant) -> None:
+        """It never came to an answer: another decision follows."""
+        if claimant.transport is not None and self._of_connection.get(claimant.transport) is claimant:
+            del self._of_connection[claimant.transport]
+            self._forget(claimant)
+
+    async def wait_for_close(self, call: CallId, limit_s: float) -> None:
+        """Until no socket claims the call any more, or for `limit_s`."""
+        try:
+            async with asyncio.timeout(limit_s):
+                while self.is_watched(call):
+                    await self._changed.wait()
+        except TimeoutError:
+            return
+
+    def _end(self, claimant: Claimant, how: DeliveredHow) -> None:
+        self._forget(claimant)
+        self._on_delivery(claimant.call, how, claimant.disposition)
+
+    def _forget(self, claimant: Claimant) -> None:
+        claimants = self._claimants[claimant.call]
+        claimants.remove(claimant)
+        if not claimants:
+            del self._claimants[claimant.call]
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def is_watched(self, call: CallId) -> bool:
+        """Does any client still wait for this call?"""
+        return any(claimant.holds for claimant in self._claimants.get(call, []))
+
+    # --- first tries owed ------------------------------------------------------------------------------------------
+
+    def owe(self, scope: Scope, key: Key) -> None:
+        """A 503 "proven not sent" was given before anything was recorded: its retry is a first try."""
+        self._owed[scope, key] += 1
+
+    def owes(self, scope: Scope, key: Key) -> bool:
+        return self._owed[scope, key] > 0
+
+    def paid(self, scope: Scope, key: Key) -> None:
+        self._owed[scope, key] -= 1
+        if self._owed[scope, key] <= 0:
+            del self._owed[scope, key]

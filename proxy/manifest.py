@@ -1,0 +1,183 @@
+"""Raw request -> `CallRequest`: everything that admission decides on and the ledger records. Pure; CPU grows with the body."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from ledger.bodies import Packed, pack
+from ledger.events import Body, CallManifest, CallRequested, CallResumed, KeySource, Pairs
+from ledger.ids import CallId, Digest, Head, Key, Scope
+from proxy import clients, keys
+from proxy.admission import Ask, Forward
+from proxy.dialects import registry
+from proxy.dialects.base import Dialect, RequestFacts
+from proxy.endpoints import EndpointClass, provider_path
+from proxy.headers import REQUEST_STORED, RawHeaders, end_to_end, find, stored
+from proxy.settings import UpstreamSettings
+from proxy.target import without_credentials
+
+# Semantics section 8: digests a client may name; they are stripped before forwarding and enter the manifest.
+CONTEXT_HEADERS: Final = (
+    b"sendonce-task",
+    b"sendonce-compilation",
+    b"sendonce-context-package",
+    b"sendonce-rendered-context",
+)
+REQUEST_ID_HEADER: Final = b"X-Client-Request-Id"  # OpenAI's support can look it up, research/providers.md section 2
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Which upstream, and what follows its prefix in the target."""
+
+    name: str
+    upstream: UpstreamSettings
+    rest: str
+
+    @property
+    def provider_target(self) -> str:
+        return provider_path(self.upstream.family, self.rest)
+
+
+@dataclass(frozen=True, slots=True)
+class CallRequest:
+    """One admitted request, with its exact bytes and what they mean."""
+
+    route: Route
+    dialect: Dialect
+    endpoint_class: EndpointClass
+    method: str
+    url: str
+    recorded_url: str
+    headers: RawHeaders
+    body: bytes
+    packed: Packed
+    scope: Scope
+    key: Key
+    key_source: KeySource
+    caller: keys.Caller
+    facts: RequestFacts
+    intent_digest: Digest
+    certain_retry: bool
+    accepts_attempt: str | None
+    context: Mapping[str, str]
+
+    @property
+    def ask(self) -> Ask:
+        return Ask(
+            self.key_source,
+            self.intent_digest,
+            self.packed.digest,
+            self.recorded_url,
+            self.caller.exact,
+            self.certain_retry,
+            self.accepts_attempt,
+            self.context,
+        )
+
+
+def scope_and_caller(secret: bytes, route_name: str, headers: RawHeaders, target: str) -> tuple[Scope, keys.Caller]:
+    caller = keys.caller_fingerprint(secret, headers, target.partition("?")[2])
+    return Scope(keys.scope(caller, route_name)), caller
+
+
+def read(
+    secret: bytes,
+    route: Route,
+    endpoint_class: EndpointClass,
+    method: str,
+    headers: RawHeaders,
+    body: bytes,
+    explicit: str | None,
+) -> CallRequest:
+    """Total: whatever the body holds, there is a canonical form and a key."""
+    target = route.provider_target
+    dialect = registry.select(route.upstream.family, target)
+    profile = clients.recognise(headers)
+    scope, caller = scope_and_caller(secret, route.name, headers, target)
+    recorded = without_credentials(target)
+    canonical = keys.canonical_body(body, find(headers, b"content-type"), profile)
+    intent = keys.canonical_digest(secret, method, recorded, canonical)
+    derived = None if explicit else keys.derive_key(secret, dialect.name, method, recorded, headers, canonical)
+    accepts = find(headers, b"sendonce-accept")
+    context = {name.decode(): value.decode("latin-1") for name in CONTEXT_HEADERS if (value := find(headers, name))}
+    return CallRequest(
+        route=route,
+        dialect=dialect,
+        endpoint_class=endpoint_class,
+        method=method,
+        url=route.upstream.base_url + target,
+        recorded_url=route.upstream.base_url + recorded,
+        headers=end_to_end(headers),
+        body=body,
+        packed=pack(body),
+        scope=scope,
+        key=Key(explicit or derived or ""),
+        key_source="explicit" if explicit else "derived",
+        caller=caller,
+        facts=dialect.read_request(body),
+        intent_digest=Digest(intent),
+        certain_retry=profile.certain_retry(headers),
+        accepts_attempt=accepts.decode("latin-1").strip() if accepts else None,
+        context=context,
+    )
+
+
+def injected(request: CallRequest, call: CallId) -> RawHeaders:
+    """What sendonce adds: by default a request id, only where the client named none."""
+    if find(request.headers, REQUEST_ID_HEADER.lower()) is not None:
+        return ()
+    return ((REQUEST_ID_HEADER, call.encode()),)
+
+
+def requested(request: CallRequest, plan: Forward, epoch: int) -> CallRequested:
+    return CallRequested(
+        scope=request.scope,
+        key=request.key,
+        key_source=request.key_source,
+        occurrence=plan.occurrence,
+        generation=plan.generation,
+        epoch=epoch,
+        upstream=request.route.name,
+        endpoint_class=request.endpoint_class,
+        dialect=request.dialect.name,
+        caller=request.caller.fingerprint,
+        caller_exact=request.caller.exact,
+        why_new=plan.why_new,
+        continues=plan.continues.call if plan.continues else None,
+        accepts_attempt=plan.accepts_attempt,
+        authority=plan.authority,
+        evidence=plan.evidence,
+    )
+
+
+def manifest(request: CallRequest, added: RawHeaders) -> CallManifest:
+    return CallManifest(
+        method=request.method,
+        url=request.recorded_url,
+        headers=as_pairs(stored(request.headers, REQUEST_STORED)),
+        body=Body(request.packed.digest, request.packed.size),
+        intent_digest=request.intent_digest,
+        model=request.facts.model,
+        stream=request.facts.stream,
+        max_output_tokens=request.facts.max_output_tokens,
+        injected=as_pairs(added),
+        context=dict(request.context),
+    )
+
+
+def resumed(plan: Forward, head: Head) -> CallResumed | None:
+    """For a continuation of a recorded manifest: what was compared, what differs and is allowed, the head relied on."""
+    if plan.continues is None or plan.continues.manifest is None:
+        return None
+    compared = ("method", "url", "canonical_body", "body", "context")
+    return CallResumed(plan.continues.call, compared, plan.differences, head.seq, head.chain)
+
+
+def as_pairs(headers: RawHeaders) -> Pairs:
+    """Header bytes as text, latin-1: every byte survives."""
+    return tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in headers)
+
+
+def as_headers(pairs: Pairs) -> RawHeaders:
+    return tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs)

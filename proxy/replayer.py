@@ -1,0 +1,57 @@
+"""Stored bytes -> client: the recorded answer again, marked as a replay, in the form that was asked for."""
+
+from http import HTTPStatus
+
+from aiohttp import web
+
+from ledger.projection import CallState
+from ledger.reader import Reader
+from proxy.dialects import base
+from proxy.dialects.base import Dialect
+from proxy.headers import RawHeaders
+from proxy.inflight import Head, OwnAnswer
+from proxy.manifest import as_headers
+from proxy.server import WireResponse, answer
+
+_ABOUT_THE_BODY = frozenset({b"content-length", b"content-encoding", b"content-type", b"transfer-encoding"})
+
+
+async def replay(
+    request: web.BaseRequest, reader: Reader, call: CallState, dialect: Dialect, extra: RawHeaders, *, as_stream: bool
+) -> WireResponse | None:
+    """Byte-identical body with the stored allow-listed headers; None where the other form cannot be made exactly."""
+    attempt, stored = call.attempt, call.manifest
+    assert attempt is not None
+    assert attempt.observed is not None
+    assert stored is not None
+    observed = attempt.observed
+    headers = as_headers(observed.headers)
+    digest = observed.body.digest if observed.body is not None and observed.body.size else None
+    if stored.stream != as_stream and base.is_event_stream(headers) != as_stream:
+        body = b"".join([piece async for piece in reader.body(digest)]) if digest else b""
+        rendered = None if as_stream else dialect.sse_to_json(base.decoded(headers, body))
+        if rendered is None:
+            return None
+        kept = tuple(pair for pair in headers if pair[0].lower() not in _ABOUT_THE_BODY)
+        own = OwnAnswer(HTTPStatus.OK, (*kept, (b"Content-Type", b"application/json")), rendered)
+        return await answer(request, own, extra)
+    size = observed.body.size if observed.body else 0
+    head = Head(
+        observed.status or 0,
+        observed.reason_phrase,
+        headers,
+        None if observed.framing in ("chunked", "close") else size,
+        bodyless=observed.framing == "none",
+    )
+    response = WireResponse(request)
+    try:
+        await response.begin(head, extra)
+        if digest:
+            async for piece in reader.body(digest):
+                await response.send(piece)
+        await response.end()
+    except ConnectionError:
+        response.client_gone = True
+    if not response.whole:
+        response.break_off()
+    return response

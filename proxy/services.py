@@ -1,0 +1,55 @@
+"""What one running proxy is made of. Built by `wiring`, handed to whoever needs several of its parts."""
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from ledger.epochs import StateDir
+from ledger.errors import PoisonedError
+from ledger.reader import Reader
+from ledger.writer import Writer
+from proxy.activity import Activity
+from proxy.forwarder import Forwarder
+from proxy.interpreter import Interpreter
+from proxy.liveness import Registry
+from proxy.settings import Settings
+from proxy.upstream import Upstream
+
+
+@dataclass(slots=True)
+class Services:
+    """One process, one epoch."""
+
+    settings: Settings
+    state_dir: StateDir
+    secret: bytes
+    epoch: int
+    writer: Writer
+    reader: Reader
+    registry: Registry
+    upstream: Upstream
+    forwarder: Forwarder
+    interpreter: Interpreter
+    activity: Activity
+    fatal: "asyncio.Future[BaseException]"
+    draining: bool = False
+    _tasks: set["asyncio.Task[None]"] = field(default_factory=set)
+
+    @property
+    def poisoned(self) -> bool:
+        return self.writer.poisoned.done() or self.fatal.done()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Work that outlives its client. An error nobody foresaw ends the process: on this path nothing is logged and left."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)  # the loop keeps only weak references
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None or isinstance(error, PoisonedError):
+            return  # the writer's own poison ends the process
+        if not self.fatal.done():
+            self.fatal.set_result(error)
