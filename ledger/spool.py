@@ -28,22 +28,22 @@ class Spool:
     """Written by one forwarder. An OSError of the disk (ENOSPC, EIO) leaves every method as it is; nothing is swallowed."""
 
     def __init__(self, directory: Path, name: str) -> None:
-        """Creates both files, 0600; FileExistsError when this name has been used: a spool is never continued."""
+        """Nothing is on disk before `head`: a call without an answer leaves no spool."""
         self._directory, self._name = directory, name
-        self._body = _create(directory / f"{name}{BODY_SUFFIX}")
-        try:
-            self._index = _create(directory / f"{name}{INDEX_SUFFIX}")
-        except BaseException:
-            os.close(self._body)
-            raise
+        self._body = self._index = -1
         self._index_size, self._crc = 0, 0
         self.size = 0
         self.closed = False
 
     def head(self, data: bytes) -> None:
-        """The first line of the index: what recovery must know to use the body. Once, and before any byte of the body."""
+        """Creates both files, 0600, and writes the first line of the index: what recovery must know to use the body.
+
+        Once, and before any byte of the body. FileExistsError when this name has been used: a spool is never continued.
+        """
         if self._index_size or b"\n" in data or not 0 < len(data) < HEAD_LIMIT_BYTES:
             raise ValueError(f"The head of spool {self._name} must be one line, written once, before the body.")
+        self._body = _create(self._directory / f"{self._name}{BODY_SUFFIX}")
+        self._index = _create(self._directory / f"{self._name}{INDEX_SUFFIX}")
         self._write_index(data + b"\n")
 
     def append(self, data: bytes) -> None:
@@ -57,18 +57,19 @@ class Spool:
         self.size, self._crc = self.size + len(data), crc
 
     def pread(self, offset: int, size: int) -> bytes:
-        return os.pread(self._body, size, offset)
+        return os.pread(self._body, size, offset) if self._index_size else b""
 
     def fileno(self) -> int:
-        """Of the body, valid until `close`."""
+        """Of the body, valid from `head` until `close`."""
         return self._body
 
     def close(self) -> None:
         """The files stay. A second call does nothing."""
         if not self.closed:
             self.closed = True
-            os.close(self._body)
-            os.close(self._index)
+            for descriptor in (self._body, self._index):
+                if descriptor >= 0:
+                    os.close(descriptor)
 
     def remove(self) -> None:
         """Unlinks the files; an open spool stays readable until `close`."""

@@ -4,13 +4,13 @@ It reads the ledger only: what a client saw was durable before, and what is conc
 """
 
 import asyncio
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 from ledger.bodies import INLINE_LIMIT_BYTES
 from ledger.events import (
     AttemptCompleted,
     AttemptInterpreted,
-    AttemptObserved,
     AttemptRetryDecided,
     CallCompleted,
 )
@@ -22,9 +22,10 @@ from ledger.reader import Reader
 from ledger.sqlite import Append, Entry
 from ledger.writer import Writer
 from proxy.dialects import registry
-from proxy.dialects.base import Dialect, Reading
+from proxy.dialects.base import DECODED_BODY_LIMIT_BYTES, Dialect, Reading, is_event_stream, is_json
 from proxy.effects import PLAIN, UpstreamTraits
 from proxy.endpoints import Family
+from proxy.headers import find
 from proxy.manifest import as_headers
 from proxy.settings import Settings
 
@@ -85,9 +86,18 @@ def dialect_of(settings: Settings, state: CallState) -> tuple[Dialect, UpstreamT
     return registry.select(upstream.family, state.manifest.url), upstream.traits
 
 
-def is_whole(dialect: Dialect, observed: AttemptObserved, body: bytes) -> bool:
-    """Salvaged bytes: whole by the framing as far as it can be checked, and by the dialect's terminal evidence."""
-    return dialect.is_whole(observed.status or 0, as_headers(observed.headers), body)
+def judge_salvaged(settings: Settings, state: CallState, head: dict[str, Any], body: Path) -> bool:
+    """Whole by the declared length, or by the dialect's terminal evidence; a stream without either is not provably whole."""
+    headers = as_headers(tuple((name, value) for name, value in head["headers"]))
+    size = body.stat().st_size
+    if head["framing"] == "none":
+        return True
+    if head["framing"] == "length":
+        return size == int(find(headers, b"content-length") or b"-1") and size > 0
+    provable = is_json(headers) or is_event_stream(headers)
+    if not provable or size > DECODED_BODY_LIMIT_BYTES:
+        return False
+    return dialect_of(settings, state)[0].is_whole(head["status"], headers, body.read_bytes())
 
 
 def _event(reading: Reading) -> AttemptInterpreted:

@@ -20,7 +20,6 @@ from proxy.inflight import Recording
 from proxy.manifest import CallRequest
 from proxy.server import still_open, unacknowledged_bytes
 
-
 GIVE_UP_AGAIN_S: Final = 1  # a durable step takes milliseconds
 
 

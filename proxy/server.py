@@ -235,7 +235,7 @@ class DataServer(web.Server):
     def __init__(self, handler: Any, on_lost: Callable[[asyncio.Transport, BaseException | None], None]) -> None:
         super().__init__(handler, **KNOBS)
         self._on_lost = on_lost
-        self._transports: dict[web.RequestHandler[Any], asyncio.Transport] = {}
+        self._transports: dict[web.RequestHandler, asyncio.Transport] = {}
 
     def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
         self._transports[handler] = transport

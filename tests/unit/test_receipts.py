@@ -68,7 +68,7 @@ def test_tail_torn_at_every_byte_is_cut_off(tmp_path: Path) -> None:
         assert path.read_bytes() == whole
     path.write_bytes(whole + last[:-1])
     written(tmp_path, 1)
-    assert path.read_bytes() == whole + last.replace(b'"attempt":0', b'"attempt":0')
+    assert path.read_bytes() == whole + last
 
 
 def test_first_line_torn_at_every_byte_is_created_again(tmp_path: Path) -> None:

@@ -1,0 +1,5 @@
+"""`python -m proxy` is `sendonce`."""
+
+from proxy.cli import main
+
+main()

@@ -1,0 +1,228 @@
+"""The command line. Reads append nothing and work whether the proxy lives or not; decisions go to the living owner.
+
+Exit codes: 0 · 2 usage or configuration · 3 port · 4 state dir · 5 witnesses · 6 a decision does not apply · 70 poisoned.
+"""
+
+import asyncio
+import getpass
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar
+
+import orjson
+import typer
+from rich.console import Console
+
+from ledger.errors import StartRefusedError, UnreadableRecordError
+from ledger.events import Decision
+from ledger.ids import CallId, Key
+from ledger.recovery import Acceptance
+from proxy import inspection, tables, wiring
+from proxy.inspection import NotFoundError
+from proxy.reconcile.operator import DecisionRefusedError, Ruling
+from proxy.settings import Settings, SettingsError, load, upstream_overrides
+
+T = TypeVar("T")
+
+try:
+    import uvloop
+except ImportError:  # Windows has none
+    uvloop = None  # type: ignore[assignment]
+
+EXIT_USAGE, EXIT_PORT, EXIT_DECISION = 2, 3, 6
+
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__.splitlines()[0]
+)
+errors = Console(stderr=True, soft_wrap=True, highlight=False)
+out = Console(soft_wrap=True, highlight=False)
+
+StateDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--state-dir", help="Where the ledger is. Default: SENDONCE_STATE_DIR, else the platform's state folder."
+    ),
+]
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="A TOML file; see config/example.toml.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="For programs: one JSON document on stdout.")]
+ReasonOption = Annotated[str, typer.Option("--reason", help="Goes on record, word for word.")]
+
+
+def main() -> None:
+    """The console script: errors are one sentence on stderr and an exit code, never a traceback."""
+    try:
+        app(standalone_mode=False)
+    except typer.Exit as done:
+        raise SystemExit(done.exit_code) from None
+    except (SettingsError, NotFoundError) as error:
+        _fail(str(error), EXIT_USAGE)
+    except wiring.PortTakenError as error:
+        _fail(str(error), EXIT_PORT)
+    except StartRefusedError as error:
+        _fail(str(error), error.exit_code)
+    except UnreadableRecordError as error:
+        _fail(f"{error}. Run sendonce doctor to see what else is damaged.", StartRefusedError.exit_code)
+    except DecisionRefusedError as error:
+        _fail(str(error), EXIT_DECISION)
+    except Exception as error:
+        if isinstance(error, typer.Abort):
+            raise SystemExit(130) from None
+        show = getattr(error, "format_message", None)  # click's usage errors; click itself is typer's business
+        if show is None:
+            raise
+        _fail(show(), EXIT_USAGE)
+
+
+def _fail(sentence: str, code: int) -> NoReturn:
+    errors.print(f"sendonce: {sentence}", markup=False)
+    raise SystemExit(code)
+
+
+@app.command()
+def serve(
+    config: ConfigOption = None,
+    state_dir: StateDirOption = None,
+    host: Annotated[str | None, typer.Option(help="Loopback only, for now.")] = None,
+    port: Annotated[int | None, typer.Option(help="Default 8787; 0 takes a free one and prints it.")] = None,
+    upstream: Annotated[
+        list[str] | None, typer.Option(help="NAME=BASE_URL, repeatable; BASE_URL without the version path.")
+    ] = None,
+) -> None:
+    """Run the proxy."""
+    overrides = {
+        "state_dir": state_dir,
+        "host": host,
+        "port": port,
+        "upstreams": upstream_overrides(upstream or []) or None,
+    }
+    settings = load(config, overrides)
+    sock = wiring.listen(settings.host, settings.port)
+    raise typer.Exit(_run(wiring.serve(settings, sock, tables.announce)))
+
+
+@app.command()
+def status(state_dir: StateDirOption = None, as_json: JsonOption = False) -> None:
+    """Is it running, what is in flight, what is unresolved?"""
+    document = _run(inspection.status(_state_dir(state_dir)))
+    _show(document, tables.status, as_json=as_json)
+
+
+@app.command()
+def calls(
+    state_dir: StateDirOption = None,
+    as_json: JsonOption = False,
+    stage: Annotated[str | None, typer.Option(help="Only calls in this stage, as effect_unknown.")] = None,
+    key: Annotated[str | None, typer.Option(help="Only calls of this idempotency key.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many of the newest calls to look at.")] = 1000,
+) -> None:
+    """The newest calls, what each is, and what is safe next."""
+    found = _run(inspection.calls(_state_dir(state_dir), limit, Key(key) if key else None))
+    rows = [row for row in found.rows if stage is None or row["stage"] == stage]
+    _show(rows, tables.calls, as_json=as_json)
+    if found.total > limit:
+        errors.print(f"sendonce: the newest {limit} of {found.total} calls; --limit shows more.", markup=False)
+
+
+@app.command()
+def show(call: str, state_dir: StateDirOption = None, as_json: JsonOption = False) -> None:
+    """One call: what was attempted, from which inputs, what failed, what is unresolved, what is safe next."""
+    document = _run(inspection.show(_state_dir(state_dir), CallId(call)))
+    _show(document, tables.detail, as_json=as_json)
+
+
+@app.command()
+def doctor(config: ConfigOption = None, state_dir: StateDirOption = None, as_json: JsonOption = False) -> None:
+    """Check the installation, the configuration and the state dir; reads everything, changes nothing."""
+    settings = load(config, {"state_dir": state_dir})
+    findings = _run(inspection.doctor(settings, wiring.state_dir_of(settings)))
+    _show([finding.row() for finding in findings], tables.findings, as_json=as_json)
+    raise typer.Exit(0 if all(finding.ok for finding in findings) else StartRefusedError.exit_code)
+
+
+@app.command()
+def reconcile(
+    call: str,
+    *,
+    reason: ReasonOption,
+    served: Annotated[bool, typer.Option("--served", help="The provider served it; its answer is not kept.")] = False,
+    not_served: Annotated[
+        bool, typer.Option("--not-served", help="It did not: the next same request is sent.")
+    ] = False,
+    accept_duplicate: Annotated[
+        bool, typer.Option("--accept-duplicate", help="A second effect is acceptable.")
+    ] = False,
+    park: Annotated[bool, typer.Option("--park", help="Leave it alone: refused until another decision.")] = False,
+    succeeds: Annotated[int | None, typer.Option(help="The seq of the decision that this one replaces.")] = None,
+    by: Annotated[str | None, typer.Option(help="Who decides. Default: the user's login name.")] = None,
+    state_dir: StateDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Decide about a call whose effect is unknown. It is recorded with its reason; nothing is sent."""
+    flags: dict[Decision, bool] = {
+        "served": served,
+        "not_served": not_served,
+        "accept_duplicate": accept_duplicate,
+        "parked": park,
+    }
+    chosen = [decision for decision, given in flags.items() if given]
+    if len(chosen) != 1:
+        _fail("Name one of --served, --not-served, --accept-duplicate, --park.", EXIT_USAGE)
+    if not reason.strip():
+        _fail("--reason is empty. Say why, for whoever reads the record.", EXIT_USAGE)
+    ruling = Ruling(chosen[0], reason, by or getpass.getuser(), succeeds)
+    sentence = _run(inspection.reconcile(_settings(state_dir), CallId(call), ruling))
+    if as_json:
+        _print_json({"call_id": call, "decision": ruling.decision, "sentence": sentence})
+    else:
+        out.print(sentence, markup=False)
+
+
+@app.command()
+def recover(
+    reason: ReasonOption,
+    accept_lost_tail: Annotated[
+        bool, typer.Option("--accept-lost-tail", help="The receipts know attempts the ledger lost.")
+    ] = False,
+    accept_copy: Annotated[
+        bool, typer.Option("--accept-copy", help="The ledger is a copy or a restored backup.")
+    ] = False,
+    config: ConfigOption = None,
+    state_dir: StateDirOption = None,
+) -> None:
+    """Put on record that the state dir may start although its witnesses disagree. What they prove becomes unknown."""
+    if accept_lost_tail == accept_copy:
+        _fail("Name one of --accept-lost-tail, --accept-copy.", EXIT_USAGE)
+    if not reason.strip():
+        _fail("--reason is empty. Say why, for whoever reads the record.", EXIT_USAGE)
+    settings = load(config, {"state_dir": state_dir})
+    acceptance = Acceptance("copy" if accept_copy else "lost_tail", reason)
+    recovered = _run(inspection.recover(settings, acceptance))
+    out.print(
+        f"Recorded in epoch {recovered.epoch}. {len(recovered.witnessed)} attempts were entered from their receipts and are "
+        "unknown; their requests are refused until you decide: sendonce calls --stage effect_unknown",
+        markup=False,
+    )
+
+
+def _settings(state_dir: Path | None) -> Settings:
+    return load(None, {"state_dir": state_dir})
+
+
+def _state_dir(state_dir: Path | None) -> Any:
+    return wiring.state_dir_of(_settings(state_dir))
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(work) if uvloop is None else uvloop.run(work)
+
+
+def _show(document: Any, table: Any, *, as_json: bool) -> None:
+    if as_json:
+        _print_json(document)
+    else:
+        table(out, document)
+
+
+def _print_json(document: Any) -> None:
+    sys.stdout.write(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode() + "\n")

@@ -1,0 +1,86 @@
+"""The owner's socket: what only the living process knows (who is alive), and decisions that only it may write.
+
+`control.sock`, 0600, in the state dir: whoever may open it may read the ledger anyway. Commands append, reads project.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+from aiohttp import web
+
+from ledger.errors import ConflictError
+from ledger.ids import CallId
+from ledger.reader import Reader
+from ledger.sqlite import Append, Appended
+from proxy.reconcile.operator import OUTCOMES, DecisionRefusedError, Ruling, bundle
+from proxy.services import Services
+
+
+class OwnerUnreachableError(Exception):
+    """No living owner answers on the control socket."""
+
+
+def application(services: Services) -> web.Application:
+    async def alive(_: web.Request) -> web.Response:
+        calls = [flight.call for flight in services.registry.flights]
+        return _json(
+            {"epoch": services.epoch, "alive": calls, "admitting": not services.poisoned and not services.draining}
+        )
+
+    async def reconcile(request: web.Request) -> web.Response:
+        asked = await request.json()
+        ruling = Ruling(asked["decision"], asked["reason"], asked["by"], asked["succeeds"])
+        call = CallId(asked["call"])
+
+        async def append(op: Append) -> Appended:
+            return await services.writer.append(op)
+
+        try:
+            sentence = await decide(
+                services.reader, append, call, ruling, alive=services.registry.flight(call) is not None
+            )
+        except DecisionRefusedError as refused:
+            return _json({"refused": str(refused)}, status=409)
+        return _json({"decided": sentence})
+
+    app = web.Application()
+    app.add_routes([web.get("/alive", alive), web.post("/reconcile", reconcile)])
+    return app
+
+
+async def decide(reader: Reader, append: Any, call_id: CallId, ruling: Ruling, *, alive: bool) -> str:
+    """Reads, decides, appends on the head it read. Raises DecisionRefusedError; the sentence says where it leads."""
+    call = await reader.call(call_id)
+    if call is None:
+        raise DecisionRefusedError(f"There is no call {call_id}. `sendonce calls` lists them.")
+    op = bundle(call, await reader.history(call.scope, call.key), ruling, alive=alive)
+    if op is None:
+        return f"{call_id} was decided so already. {OUTCOMES[ruling.decision]}"
+    try:
+        await append(op)
+    except ConflictError as error:
+        raise DecisionRefusedError(
+            f"Something else happened to {call_id} at the same moment. Look at it again: sendonce show {call_id}"
+        ) from error
+    return f"{call_id} is decided: {ruling.decision}. {OUTCOMES[ruling.decision]}"
+
+
+async def ask_owner(
+    socket: Path, method: str, path: str, body: dict[str, Any] | None = None
+) -> tuple[int, dict[str, Any]]:
+    """From another process. Raises OwnerUnreachableError where no owner lives."""
+    connector = aiohttp.UnixConnector(path=str(socket))
+    try:
+        async with (
+            aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=30)) as session,
+            session.request(method, f"http://owner{path}", json=body) as response,
+        ):
+            return response.status, orjson.loads(await response.read())
+    except (aiohttp.ClientConnectionError, OSError) as error:
+        raise OwnerUnreachableError(str(error)) from error
+
+
+def _json(document: dict[str, Any], status: int = 200) -> web.Response:
+    return web.Response(body=orjson.dumps(document), status=status, content_type="application/json")

@@ -1,0 +1,227 @@
+"""What the read commands ask, and how decisions reach the ledger: through the living owner, else under its lock."""
+
+import platform
+import sqlite3
+import stat
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import aiohttp
+from aiohttp import http_parser
+
+from ledger.codec import chained, decode
+from ledger.epochs import StateDir
+from ledger.errors import LedgerError
+from ledger.ids import NO_CHAIN, CallId, Digest, Key
+from ledger.reader import open_reader
+from ledger.receipts import read_segment, segments
+from ledger.recovery import Acceptance, Recovered
+from ledger.sqlite import Append, Appended
+from ledger.stages import Stage
+from proxy import control, wiring
+from proxy.control import OwnerUnreachableError, ask_owner
+from proxy.reconcile.operator import DecisionRefusedError, Ruling
+from proxy.settings import Settings
+from proxy.views import call_detail, call_row, instant
+
+UNRESOLVED_STAGES = (Stage.EFFECT_UNKNOWN, Stage.EFFECT_HAPPENED, Stage.CORRUPTION)
+UNRESOLVED_LOOKED_AT = 100_000  # calls `status` counts over; beyond it, it says so
+
+
+class NotFoundError(Exception):
+    """What was asked for is not in the ledger. Exit code 2."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Rows, newest first, and how many calls there are in all."""
+
+    rows: list[dict[str, Any]]
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing `doctor` looked at."""
+
+    what: str
+    ok: bool
+    says: str
+
+    def row(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+async def alive_calls(state_dir: StateDir) -> dict[str, Any] | None:
+    """What the living owner says of itself; None where none answers."""
+    try:
+        _, answer = await ask_owner(state_dir.control_socket, "GET", "/alive")
+    except OwnerUnreachableError:
+        return None
+    return answer
+
+
+def _alive(owner: dict[str, Any] | None, call: CallId) -> bool | None:
+    return None if owner is None else call in owner["alive"]
+
+
+async def calls(state_dir: StateDir, limit: int, key: Key | None) -> Calls:
+    owner = await alive_calls(state_dir)
+    async with open_reader(state_dir.ledger) as reader:
+        states = await reader.newest(limit, key)
+        total, _ = await reader.counts(key)
+    return Calls([call_row(state, _alive(owner, state.call)) for state in states], total)
+
+
+async def show(state_dir: StateDir, call: CallId) -> dict[str, Any]:
+    owner = await alive_calls(state_dir)
+    async with open_reader(state_dir.ledger) as reader:
+        state = await reader.call(call)
+        if state is None:
+            raise NotFoundError(f"There is no call {call} in {state_dir.root}. `sendonce calls` lists them.")
+        return call_detail(state, _alive(owner, call), await reader.events(call))
+
+
+async def status(state_dir: StateDir) -> dict[str, Any]:
+    owner = await alive_calls(state_dir)
+    async with open_reader(state_dir.ledger) as reader:
+        total, events = await reader.counts()
+        head = await reader.head()
+        states = await reader.newest(UNRESOLVED_LOOKED_AT)
+        epochs = [recorded for recorded in await reader.ledger_events() if recorded.event.kind == "epoch.opened"]
+    alive = set(owner["alive"]) if owner else set()
+    stages: dict[str, int] = {}
+    for state in states:
+        stages[state.stage] = stages.get(state.stage, 0) + 1
+    unresolved = [state for state in states if state.stage in UNRESOLVED_STAGES and state.call not in alive]
+    return {
+        "state_dir": str(state_dir.root),
+        "running": owner is not None,
+        "admitting": owner["admitting"] if owner else False,
+        "epoch": len(epochs),
+        "epoch_opened_at": instant(epochs[-1].at_ms) if epochs else None,
+        "calls": total,
+        "events": events,
+        "head": {"seq": head.seq, "chain": head.chain} if head else None,
+        "in_flight": sorted(alive) if owner else None,
+        "unresolved": [state.call for state in unresolved],
+        "stages": stages,
+        "calls_looked_at": len(states),
+    }
+
+
+async def reconcile(settings: Settings, call: CallId, ruling: Ruling) -> str:
+    """Raises DecisionRefusedError. Without a living owner: takes the lock and recovers first, so salvage precedes it."""
+    state_dir = wiring.state_dir_of(settings)
+    body = {
+        "call": call,
+        "decision": ruling.decision,
+        "reason": ruling.reason,
+        "by": ruling.by,
+        "succeeds": ruling.succeeds,
+    }
+    try:
+        _, answer = await ask_owner(state_dir.control_socket, "POST", "/reconcile", body)
+    except OwnerUnreachableError:
+        return await _reconcile_as_owner(settings, state_dir, call, ruling)
+    if "refused" in answer:
+        raise DecisionRefusedError(answer["refused"])
+    return str(answer["decided"])
+
+
+async def _reconcile_as_owner(settings: Settings, state_dir: StateDir, call: CallId, ruling: Ruling) -> str:
+    if not state_dir.ledger.exists():
+        raise NotFoundError(f"There is no ledger in {state_dir.root}. Name its --state-dir.")
+    state_dir.prepare()
+    lock = state_dir.lock()
+    async with wiring.running(settings, state_dir, lock, wiring.recover(settings, state_dir)) as services:
+
+        async def append(op: Append) -> Appended:
+            return await services.writer.append(op)
+
+        return await control.decide(services.reader, append, call, ruling, alive=False)
+
+
+async def recover(settings: Settings, acceptance: Acceptance) -> Recovered:
+    """Raises StartRefusedError. Opens an epoch that carries the acceptance, and closes it."""
+    state_dir = wiring.state_dir_of(settings)
+    state_dir.prepare()
+    lock = state_dir.lock()
+    recovered = wiring.recover(settings, state_dir, acceptance)
+    async with wiring.running(settings, state_dir, lock, recovered):
+        return recovered
+
+
+async def doctor(settings: Settings, state_dir: StateDir) -> list[Finding]:
+    """Everything is looked at even when something is wrong; nothing is changed."""
+    parser_ok = http_parser.HttpRequestParser.__module__ == "aiohttp._http_parser"
+    findings = [
+        Finding(
+            "python",
+            ok=True,
+            says=f"{platform.python_version()}, SQLite {sqlite3.sqlite_version}, aiohttp {aiohttp.__version__}",
+        ),
+        Finding(
+            "http parser",
+            ok=parser_ok,
+            says="aiohttp's C parser" if parser_ok else "the lax pure-Python parser: reinstall aiohttp from a wheel",
+        ),
+        Finding(
+            "upstreams",
+            ok=True,
+            says=", ".join(f"{name} = {about.base_url}" for name, about in settings.upstreams.items()),
+        ),
+        _permissions(state_dir),
+    ]
+    if not state_dir.ledger.exists():
+        return [
+            *findings,
+            Finding("ledger", ok=True, says=f"none yet at {state_dir.ledger}; the first start creates it"),
+        ]
+    owner = await alive_calls(state_dir)
+    says = f"an owner of epoch {owner['epoch']} answers" if owner else "no owner answers; the state dir is at rest"
+    return [*findings, Finding("owner", ok=True, says=says), await _ledger(state_dir), _receipts(state_dir)]
+
+
+def _permissions(state_dir: StateDir) -> Finding:
+    paths = [state_dir.root, *state_dir.root.rglob("*")] if state_dir.root.exists() else []
+    loose = [path for path in paths if not path.is_socket() and stat.S_IMODE(path.lstat().st_mode) & 0o077]
+    if loose:
+        return Finding(
+            "permissions", ok=False, says=f"{loose[0]} can be read by others. Run: chmod -R go-rwx {state_dir.root}"
+        )
+    return Finding("permissions", ok=True, says=f"{state_dir.root} is private")
+
+
+async def _ledger(state_dir: StateDir) -> Finding:
+    """The hash chain over all records, SQLite's own check, and that every record can be read."""
+    try:
+        async with open_reader(state_dir.ledger) as reader:
+            if (integrity := await reader.integrity()) != "ok":
+                return Finding(
+                    "ledger",
+                    ok=False,
+                    says=f"SQLite finds damage: {integrity}. Restore a backup, then sendonce recover.",
+                )
+            chain, count = NO_CHAIN, 0
+            async for record, link in reader.all_events():
+                chain, count = chained(chain, record.encode()), count + 1
+                if chain != link or decode(record, Digest(link)).seq != count:
+                    return Finding(
+                        "ledger",
+                        ok=False,
+                        says=f"event {count} was changed after it was written. Restore a backup, then sendonce recover.",
+                    )
+    except (LedgerError, sqlite3.DatabaseError) as error:
+        return Finding("ledger", ok=False, says=f"{error}")
+    return Finding("ledger", ok=True, says=f"{count} events, chain {chain[:16]}…")
+
+
+def _receipts(state_dir: StateDir) -> Finding:
+    try:
+        lines = [line for path in segments(state_dir.receipts) for line in read_segment(path)]
+    except LedgerError as error:
+        return Finding("receipts", ok=False, says=str(error))
+    return Finding(
+        "receipts", ok=True, says=f"{len(lines)} lines in {len(segments(state_dir.receipts))} segments, unbroken"
+    )

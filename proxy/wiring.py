@@ -1,0 +1,174 @@
+"""Builds one running proxy from its settings, and takes it down again. The only place that names concrete parts."""
+
+import asyncio
+import contextlib
+import resource
+import secrets
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
+
+from aiohttp import web
+
+from ledger.epochs import Lock, StateDir
+from ledger.events import CallDelivered, DeliveredHow, EpochClosed
+from ledger.ids import CallId
+from ledger.reader import open_reader
+from ledger.recovery import Acceptance, Fresh, Recovered, open_epoch
+from ledger.sqlite import Append, Entry
+from ledger.writer import Writer
+from proxy import clock, control
+from proxy.activity import Activity
+from proxy.forwarder import Forwarder
+from proxy.ingress import Ingress
+from proxy.interpreter import Interpreter, judge_salvaged
+from proxy.liveness import Registry
+from proxy.server import DataServer, assert_c_parser
+from proxy.services import Services
+from proxy.settings import Settings
+from proxy.upstream import Upstream
+
+EXIT_POISONED: Final = 70
+LINEAGE_BYTES: Final = 8
+BACKLOG: Final = 1024  # connections the kernel holds while recovery runs
+
+
+class PortTakenError(Exception):
+    """Somebody listens there already. Exit code 3."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """The sockets listen before recovery, so that clients wait instead of failing."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise PortTakenError(
+            f"Port {port} on {host} cannot be used ({error.strerror}). Stop what listens there, or choose another with --port."
+        ) from error
+
+
+def state_dir_of(settings: Settings) -> StateDir:
+    root = settings.state_dir.expanduser().absolute()
+    return StateDir(root, settings.receipts_dir or root / "receipts")
+
+
+def recover(settings: Settings, state_dir: StateDir, acceptance: Acceptance | None = None) -> Recovered:
+    """Under the lock: opens the next epoch, or raises StartRefusedError with everything as it was."""
+    fresh = Fresh(secrets.token_hex(LINEAGE_BYTES), secrets.token_hex(LINEAGE_BYTES), clock.now_ms)
+
+    return open_epoch(
+        state_dir,
+        fresh,
+        settings.digest,
+        lambda state, head, body: judge_salvaged(settings, state, head, body),
+        acceptance,
+    )
+
+
+async def serve(settings: Settings, sock: socket.socket, announce: Callable[[Services, socket.socket], None]) -> int:
+    """Runs until SIGTERM, SIGINT or poison. Returns the exit code."""
+    assert_c_parser()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold credentials
+    state_dir = state_dir_of(settings)
+    state_dir.prepare()
+    lock = state_dir.lock()
+    stop = asyncio.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+    async with running(settings, state_dir, lock, recover(settings, state_dir)) as services:
+        server = DataServer(Ingress(services), services.registry.connection_lost)
+        listener = await asyncio.get_running_loop().create_server(server, sock=sock, backlog=BACKLOG)
+        runner = web.AppRunner(control.application(services), access_log=None)
+        await runner.setup()
+        state_dir.control_socket.unlink(missing_ok=True)
+        await web.UnixSite(runner, str(state_dir.control_socket)).start()
+        announce(services, sock)
+        await _until(stop, services)
+        services.draining = True
+        services.activity.admitting.set(0)
+        listener.close()
+        if not services.poisoned:
+            await drain(services, settings.timeouts.stop_s)
+        server.pre_shutdown()
+        await server.shutdown(1.0)
+        await runner.cleanup()
+        state_dir.control_socket.unlink(missing_ok=True)
+        if services.poisoned:
+            return EXIT_POISONED
+    return 0
+
+
+@asynccontextmanager
+async def running(settings: Settings, state_dir: StateDir, lock: Lock, recovered: Recovered) -> AsyncIterator[Services]:
+    """Everything but the sockets: parts wired, calls that need no provider finished."""
+    loop = asyncio.get_running_loop()
+    async with AsyncExitStack() as stack:
+        writer = Writer(recovered.store, recovered.receipts, state_dir.wal, clock.now_ms)
+        reader = await stack.enter_async_context(open_reader(state_dir.ledger))
+        upstream = Upstream(
+            connect_timeout_s=settings.timeouts.upstream_connect_s,
+            idle_timeout_s=settings.timeouts.upstream_idle_s,
+            keepalive_s=settings.timeouts.upstream_keepalive_s,
+        )
+        stack.push_async_callback(upstream.close)
+        interpreter = Interpreter(settings, reader, writer)
+        activity = Activity(state_dir.activity_log)
+        stack.callback(activity.close)
+
+        def delivered(call: CallId, how: DeliveredHow, disposition: str) -> None:
+            writer.post(Append((Entry(call, None, CallDelivered(how, disposition)),)))
+
+        registry = Registry(delivered)
+        services = Services(
+            settings=settings,
+            state_dir=state_dir,
+            secret=state_dir.secret(),
+            epoch=recovered.epoch,
+            writer=writer,
+            reader=reader,
+            registry=registry,
+            upstream=upstream,
+            forwarder=Forwarder(recovered.epoch, writer, upstream, interpreter),
+            interpreter=interpreter,
+            activity=activity,
+            fatal=loop.create_future(),
+        )
+        activity.in_flight.set_function(lambda: len(registry.flights))
+        activity.epoch.set(recovered.epoch)
+        activity.admitting.set(1)
+        for state in recovered.unfinished:
+            await interpreter.finish(state.call)
+        try:
+            yield services
+        finally:
+            await close(services)
+            lock.release()
+
+
+async def drain(services: Services, limit_s: float) -> None:
+    """Lets answers in flight end. What is left stays `attempt.started`: unknown, which is the truth."""
+    waiting = [asyncio.create_task(flight.finished.wait()) for flight in services.registry.flights]
+    if waiting:
+        _, late = await asyncio.wait(waiting, timeout=limit_s)
+        for task in late:
+            task.cancel()
+
+
+async def close(services: Services) -> None:
+    for flight in services.registry.flights:
+        if flight.task is not None:
+            flight.task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await flight.task
+    if not services.poisoned:
+        await services.writer.append(Append((Entry(None, None, EpochClosed(services.epoch, "self")),)))
+        await services.writer.close()
+
+
+async def _until(stop: asyncio.Event, services: Services) -> None:
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait((stopping, services.writer.poisoned, services.fatal), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()

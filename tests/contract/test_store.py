@@ -1,0 +1,219 @@
+"""What any store of the ledger owes: append-only, all or nothing, foreign files refused, indexes computed from events."""
+
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ledger.bodies import pack
+from ledger.errors import ConflictError, IllegalTransitionError, StateDirError
+from ledger.events import AttemptStarted
+from ledger.ids import CallId, Key
+from ledger.ladder import Evidence
+from ledger.queries import rebuild_index
+from ledger.sqlite import PRAGMAS, Append, Entry, Expect, Store
+from tests.harness.ledgers import (
+    FIRST,
+    KEY,
+    MANIFEST,
+    NOW_MS,
+    PATHS,
+    REQUESTED,
+    SCOPE,
+    Ledger,
+    call_id,
+    claim_op,
+    continuing,
+    ledger_in,
+    witnessed,
+)
+
+FORBIDDEN = [
+    "UPDATE event SET record = '{}'",
+    "UPDATE event SET seq = seq + 1",
+    "UPDATE event SET call_id = NULL WHERE seq = 2",
+    "DELETE FROM event",
+    "DELETE FROM event WHERE seq = 1",
+    "UPDATE chunk SET frame = x'00'",
+    "UPDATE body SET size = 0",
+    "UPDATE body SET chunks = x''",
+]
+
+
+def filled(ledger: Ledger) -> None:
+    ledger.claim()
+    ledger.append(Entry(FIRST, None, MANIFEST), bodies=(pack(b"a body"),))
+
+
+@pytest.mark.parametrize("statement", FORBIDDEN)
+def test_changing_what_is_recorded_is_aborted(statement: str, tmp_path: Path) -> None:
+    """Also for somebody with a connection of his own."""
+    with ledger_in(tmp_path) as ledger:
+        filled(ledger)
+        before = ledger.snapshot()
+        other = sqlite3.connect(ledger.path)
+        with pytest.raises(sqlite3.IntegrityError, match="only added"):
+            other.execute(statement)
+        other.close()
+        assert ledger.snapshot() == before
+
+
+def test_every_append_is_committed_with_full_durability(tmp_path: Path) -> None:
+    """The pragmas hold on the very connection that writes; the file is WAL for everybody."""
+    with ledger_in(tmp_path) as ledger:
+        held = {name: ledger.store._db.execute(f"PRAGMA {name}").fetchone()[0] for name, _ in PRAGMAS}
+        assert held == dict(PRAGMAS)
+        assert ledger.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_two_appends_on_one_head_give_one_winner(tmp_path: Path) -> None:
+    """The second one read a head that is no longer the newest of its key."""
+    with ledger_in(tmp_path) as ledger:
+        ledger.apply(claim_op())
+        before = ledger.snapshot()
+        with pytest.raises(ConflictError):
+            ledger.apply(claim_op(call_id(2)))
+        assert ledger.snapshot() == before
+        ledger.apply(claim_op(call_id(3), replace(REQUESTED, key=Key("another"))))
+
+
+def test_illegal_entry_takes_the_whole_operation_with_it(tmp_path: Path) -> None:
+    """Legal entries and bodies of the same operation are not written either."""
+    with ledger_in(tmp_path) as ledger:
+        ledger.claim()
+        before = ledger.snapshot()
+        entries = (Entry(FIRST, None, MANIFEST), Entry(FIRST, 2, AttemptStarted(1)))
+        with pytest.raises((ConflictError, IllegalTransitionError)):
+            ledger.append(*entries, bodies=(pack(b"of the illegal one"),))
+        assert ledger.snapshot() == before
+
+
+def test_failing_operation_leaves_its_batch_alone(tmp_path: Path) -> None:
+    """One transaction, three operations, the middle one illegal: the others are recorded without a gap."""
+    with ledger_in(tmp_path) as ledger:
+        store, head = ledger.store, ledger.store.head.seq
+        store.begin()
+        first = store.append(claim_op(), NOW_MS)
+        with pytest.raises(IllegalTransitionError):
+            store.append(Append((Entry(FIRST, None, MANIFEST), Entry(FIRST, None, MANIFEST))), NOW_MS)
+        second = store.append(Append((Entry(FIRST, 1, AttemptStarted(1)),)), NOW_MS)
+        store.commit()
+        written = [recorded.seq for done in (first, second) for recorded in done.recorded]
+        assert written == [head + 1, head + 2, head + 3]
+        ledger.reopen()
+        assert [recorded.seq for recorded in ledger.events()] == list(range(1, head + 4))
+        state = ledger.store.state(FIRST)
+        assert state == second.state
+        assert state is not None
+        assert state.evidence is Evidence.STARTED
+
+
+def test_rebuilt_index_is_the_same(tmp_path: Path) -> None:
+    """With superseded calls, several keys and every evidence."""
+    with ledger_in(tmp_path) as ledger:
+        for number, evidence in enumerate(Evidence):
+            if evidence is Evidence.NOTHING:
+                continue
+            call, key = call_id(number + 1), Key(f"key {number}")
+            for name in PATHS[evidence]:
+                if name in {"call.requested", "attempt.witnessed"}:
+                    _open(ledger, name, call, key)
+                else:
+                    ledger.step(name, call)
+            state = ledger.store.state(call)
+            assert state is not None
+            if evidence in {Evidence.MANIFEST, Evidence.NOT_SENT}:
+                ledger.claim(call_id(number + 101), replace(continuing(call), key=key))
+        before = ledger.snapshot()
+        flags = [(row[-3:], row[0]) for row in ledger.index()]
+        assert {flag for flag, _ in flags} >= {(1, 0, 0), (0, 0, 0), (1, 1, 0), (1, 0, 1)}
+        rebuild_index(ledger.store._db)
+        assert ledger.snapshot() == before
+
+
+def _open(ledger: Ledger, name: str, call: CallId, key: Key) -> None:
+    if name == "call.requested":
+        ledger.claim(call, replace(REQUESTED, key=key))
+    else:
+        ledger.append(Entry(call, 1, witnessed(key=key)))
+
+
+def test_in_flight_call_is_found_by_the_epoch_of_its_attempt(tmp_path: Path) -> None:
+    """A start looks at what the last epoch started, whenever the call was requested."""
+    with ledger_in(tmp_path) as ledger:
+        ledger.walk("call.requested", "call.manifest")
+        ledger.append(Entry(FIRST, 1, AttemptStarted(2)))
+        assert [state.call for state in ledger.store.in_flight(2)] == [FIRST]
+        assert ledger.store.in_flight(1) == ()
+
+
+def test_unfinished_calls_are_those_the_proxy_can_finish(tmp_path: Path) -> None:
+    """Observed, interpreted, decided, attempt completed: no provider is needed."""
+    with ledger_in(tmp_path) as ledger:
+        ledger.walk("call.requested", "call.manifest", "attempt.started")
+        found = [bool(ledger.store.unfinished())]
+        for name in ("attempt.observed:response", "attempt.interpreted", "attempt.retry_decided", "attempt.completed"):
+            ledger.step(name)
+            found.append(bool(ledger.store.unfinished()))
+        ledger.step("call.completed")
+        assert [*found, bool(ledger.store.unfinished())] == [False, True, True, True, True, False]
+
+
+def test_more_calls_than_the_cache_holds_stay_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state that was dropped from the cache is read again, with what superseded it."""
+    monkeypatch.setattr("ledger.sqlite.STATES_CACHED", 2)
+    with ledger_in(tmp_path) as ledger:
+        ledger.walk("call.requested", "call.manifest")
+        ledger.claim(call_id(2), continuing(FIRST))
+        for number in range(3, 9):
+            ledger.claim(call_id(number), replace(REQUESTED, key=Key(f"key {number}")))
+        with pytest.raises(ConflictError, match="continued by"):
+            ledger.append(Entry(FIRST, 1, AttemptStarted(1)))
+
+
+def test_unfinished_creation_is_completed(tmp_path: Path) -> None:
+    """A crash between the file and its schema leaves an empty file: it becomes the ledger."""
+    (tmp_path / "ledger.db").touch()
+    with ledger_in(tmp_path) as ledger:
+        assert ledger.store.meta("ledger_id") == "ledger"
+        assert ledger.store.key_head(SCOPE, KEY) is None
+
+
+@pytest.mark.parametrize("pragma", ["application_id = 7", "user_version = 2", "user_version = 0"])
+def test_other_format_is_refused(pragma: str, tmp_path: Path) -> None:
+    """Another program's database and another version's ledger are refused with the remedy."""
+    with ledger_in(tmp_path) as ledger:
+        ledger.store._db.execute(f"PRAGMA {pragma}")
+    with pytest.raises(StateDirError, match=r"state-dir|version"):
+        Store.open(tmp_path / "ledger.db", "ledger")
+
+
+def test_foreign_database_is_refused_untouched(tmp_path: Path) -> None:
+    """Not even its journal mode changes."""
+    path = tmp_path / "ledger.db"
+    foreign = sqlite3.connect(path)
+    foreign.execute("CREATE TABLE cookies(name TEXT)")
+    foreign.close()
+    before = path.read_bytes()
+    with pytest.raises(StateDirError, match="another program"):
+        Store.open(path, "ledger")
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"no database at all, but long enough to be read" * 50, b"\0" * 4096])
+def test_damaged_file_is_refused(content: bytes, tmp_path: Path) -> None:
+    """A file that SQLite cannot read is an operator's to restore, not a stack trace."""
+    (tmp_path / "ledger.db").write_bytes(content)
+    with pytest.raises(StateDirError):
+        Store.open(tmp_path / "ledger.db", "ledger")
+
+
+def test_expected_head_of_another_key_does_not_move(tmp_path: Path) -> None:
+    """Heads are per scope and key: other keys' events are no conflict."""
+    with ledger_in(tmp_path) as ledger:
+        ledger.claim()
+        head = ledger.store.key_head(SCOPE, KEY)
+        ledger.claim(call_id(2), replace(REQUESTED, key=Key("another")))
+        assert ledger.store.key_head(SCOPE, KEY) == head
+        ledger.append(Entry(FIRST, None, MANIFEST), expect=Expect(SCOPE, KEY, head))
