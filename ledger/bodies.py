@@ -1,10 +1,9 @@
 """Bodies as content-defined chunks: what an agent sends again each turn is stored once (FORMAT.md section 4).
 
-`pack` is pure CPU and holds no connection: it runs before the writer, in a thread above INLINE_LIMIT_BYTES, so that the
-writing thread only inserts. `keep` runs inside the transaction of the event that names the body.
+Pure CPU without a connection: `pack` runs before the writer, in a thread above INLINE_LIMIT_BYTES, so that the writing
+thread only inserts (`queries.keep_body`), in the transaction of the event that names the body.
 """
 
-import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, Final
@@ -13,7 +12,6 @@ import zstandard
 from blake3 import blake3
 from pyfastcdc import FastCDC
 
-from ledger.codec import digest_of
 from ledger.errors import UnreadableRecordError
 from ledger.ids import Digest
 
@@ -63,19 +61,6 @@ def _pack(pieces: Iterable[bytes]) -> Packed:
     return Packed(Digest(whole.hexdigest()), size, tuple(order), tuple(chunks.items()))
 
 
-def keep(db: sqlite3.Connection, packed: Packed) -> None:
-    """Inside the writer's transaction. What is stored already is not stored again."""
-    db.executemany("INSERT OR IGNORE INTO chunk(digest, frame) VALUES(?, ?)", packed.chunks)
-    db.execute(
-        "INSERT OR IGNORE INTO body(digest, size, chunks) VALUES(?, ?, ?)",
-        (packed.digest, packed.size, b"".join(packed.order)),
-    )
-
-
-FIND_BODY: Final = "SELECT chunks FROM body WHERE digest = ?"
-FIND_CHUNK: Final = "SELECT frame FROM chunk WHERE digest = ?"
-
-
 def chunk_digests(chunks: bytes) -> Iterator[bytes]:
     return (chunks[at : at + DIGEST_BYTES] for at in range(0, len(chunks), DIGEST_BYTES))
 
@@ -92,20 +77,3 @@ def plain(digest: bytes, frame: bytes) -> bytes:
     if blake3(data).digest() != digest:
         raise UnreadableRecordError(f"the chunk {digest.hex()} does not hold the bytes its digest names")
     return data
-
-
-def load(db: sqlite3.Connection, digest: Digest) -> bytes | None:
-    """The whole body, checked against its digest; None where it is not kept (any more)."""
-    row = db.execute(FIND_BODY, (digest,)).fetchone()
-    if row is None:
-        return None
-    pieces = []
-    for chunk in chunk_digests(row[0]):
-        found = db.execute(FIND_CHUNK, (chunk,)).fetchone()
-        if found is None:
-            raise UnreadableRecordError(f"the body {digest} lacks its chunk {chunk.hex()}")
-        pieces.append(plain(chunk, found[0]))
-    body = b"".join(pieces)
-    if digest_of(body) != digest:
-        raise UnreadableRecordError(f"the body {digest} does not hold the bytes its digest names")
-    return body

@@ -1,9 +1,20 @@
-"""I3 as one pure rule: may this `call.requested` be recorded beside what stands? Asked by the store at every write."""
+"""Who may start: what one key's admission reads, and I3 as one pure rule, asked by the store at every write."""
+
+from dataclasses import dataclass
 
 from ledger.events import CallRequested
-from ledger.ids import attempt_id
+from ledger.ids import Head, attempt_id
 from ledger.projection import CallState
 from ledger.stages import Effect, Stage
+
+
+@dataclass(frozen=True, slots=True)
+class KeyHistory:
+    """What one key's admission needs: the open and the newest calls, the head they were read at, the last occurrence."""
+
+    calls: tuple[CallState, ...]
+    head: Head | None
+    last_occurrence: int
 
 
 def claim_fault(requested: CallRequested, earlier: CallState | None, last_occurrence: int) -> str | None:

@@ -16,6 +16,9 @@ from blake3 import blake3
 from ledger.errors import StateDirError
 
 SECRET_BYTES: Final = 32
+SOCKET_PATH_LIMIT_BYTES: Final = (
+    103 if sys.platform == "darwin" else 107
+)  # sun_path of sockaddr_un, less its final zero
 SECRET_CONTEXT: Final = b"sendonce secret check"
 
 
@@ -49,6 +52,11 @@ class StateDir:
     def prepare(self) -> None:
         """Creates what is missing, 0700, and refuses what others may read. Raises StateDirError."""
         os.umask(0o077)
+        if len(os.fsencode(self.control_socket)) > SOCKET_PATH_LIMIT_BYTES:
+            raise StateDirError(
+                f"The path {self.control_socket} is longer than the {SOCKET_PATH_LIMIT_BYTES} bytes a socket may have. "
+                "Choose a shorter --state-dir."
+            )
         for directory in (self.root, self.spool, self.receipts):
             try:
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -8,8 +8,10 @@ from collections.abc import Iterable
 from importlib.resources import files
 from typing import Final
 
-from ledger.codec import decode
-from ledger.errors import StateDirError
+from ledger import bodies
+from ledger.bodies import Packed
+from ledger.codec import decode, digest_of
+from ledger.errors import StateDirError, UnreadableRecordError
 from ledger.events import EpochOpened, Event, Recorded
 from ledger.ids import CallId, Digest
 from ledger.ladder import UNFINISHED, Evidence
@@ -57,6 +59,9 @@ COUNT_CALLS: Final = "SELECT count(*) FROM call_index WHERE (?1 IS NULL OR key =
 # What a start has to look at: calls the last epoch left in flight, and whatever was observed and never finished.
 IN_FLIGHT_OF_EPOCH: Final = "SELECT call_id FROM call_index WHERE is_in_flight = 1 AND epoch = ? ORDER BY call_id"
 UNFINISHED_CALLS: Final = "SELECT call_id FROM call_index WHERE is_unfinished = 1 ORDER BY call_id"
+
+FIND_BODY: Final = "SELECT chunks FROM body WHERE digest = ?"
+FIND_CHUNK: Final = "SELECT frame FROM chunk WHERE digest = ?"
 
 
 def read_events(rows: Iterable[tuple[str, str]]) -> list[Recorded]:
@@ -134,3 +139,29 @@ def state_of(db: sqlite3.Connection, call: CallId, epochs: dict[int, str]) -> Ca
 
 def _sql(name: str) -> str:
     return files("ledger.sql").joinpath(name).read_text()
+
+
+def keep_body(db: sqlite3.Connection, packed: Packed) -> None:
+    """Inside the writer's transaction. What is stored already is not stored again."""
+    db.executemany("INSERT OR IGNORE INTO chunk(digest, frame) VALUES(?, ?)", packed.chunks)
+    db.execute(
+        "INSERT OR IGNORE INTO body(digest, size, chunks) VALUES(?, ?, ?)",
+        (packed.digest, packed.size, b"".join(packed.order)),
+    )
+
+
+def load_body(db: sqlite3.Connection, digest: Digest) -> bytes | None:
+    """The whole body, checked against its digest; None where it is not kept (any more)."""
+    row = db.execute(FIND_BODY, (digest,)).fetchone()
+    if row is None:
+        return None
+    pieces = []
+    for chunk in bodies.chunk_digests(row[0]):
+        found = db.execute(FIND_CHUNK, (chunk,)).fetchone()
+        if found is None:
+            raise UnreadableRecordError(f"the body {digest} lacks its chunk {chunk.hex()}")
+        pieces.append(bodies.plain(chunk, found[0]))
+    body = b"".join(pieces)
+    if digest_of(body) != digest:
+        raise UnreadableRecordError(f"the body {digest} does not hold the bytes its digest names")
+    return body

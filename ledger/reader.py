@@ -5,26 +5,17 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
 import aiosqlite
 
 from ledger import bodies, queries
+from ledger.claims import KeyHistory
 from ledger.errors import StateDirError, UnreadableRecordError
 from ledger.events import Recorded
 from ledger.ids import CallId, Digest, Head, Key, Scope
 from ledger.projection import CallState, project
-
-
-@dataclass(frozen=True, slots=True)
-class KeyHistory:
-    """What one key's admission needs: the open and the newest calls, the head they were read at, the last occurrence."""
-
-    calls: tuple[CallState, ...]
-    head: Head | None
-    last_occurrence: int
 
 
 class Reader:
@@ -72,11 +63,11 @@ class Reader:
 
     async def body(self, digest: Digest) -> AsyncIterator[bytes]:
         """The body's chunks, each checked against its digest. Raises UnreadableRecordError where one is missing."""
-        rows = list(await self._db.execute_fetchall(bodies.FIND_BODY, (digest,)))
+        rows = list(await self._db.execute_fetchall(queries.FIND_BODY, (digest,)))
         if not rows:
             raise UnreadableRecordError(f"the body {digest} is not kept")
         for chunk in bodies.chunk_digests(rows[0][0]):
-            found = list(await self._db.execute_fetchall(bodies.FIND_CHUNK, (chunk,)))
+            found = list(await self._db.execute_fetchall(queries.FIND_CHUNK, (chunk,)))
             if not found:
                 raise UnreadableRecordError(f"the body {digest} lacks its chunk {chunk.hex()}")
             yield bodies.plain(chunk, found[0][0])

@@ -17,18 +17,10 @@ from ledger.ids import NO_CHAIN, Digest
 
 SEGMENT_LIMIT_BYTES: Final = 64 * 1024 * 1024  # one segment is read at start: a second or so
 SEGMENT_NAME: Final = "{:06d}.jsonl"
-_WHOSE: Final = (
-    "scope",
-    "key",
-    "key_source",
-    "occurrence",
-    "generation",
-    "call",
-    "attempt",
-    "upstream",
-    "caller_exact",
+_WHOSE: Final = frozenset(
+    {"scope", "key", "key_source", "occurrence", "generation", "call", "attempt", "upstream", "caller_exact"}
 )
-_ATTEMPT_FIELDS: Final = frozenset({"n", "kind", "at", *_WHOSE, "digest", "seq", "chain", "prev"})
+_ATTEMPT_FIELDS: Final = _WHOSE | {"n", "kind", "at", "digest", "seq", "chain", "prev"}
 _FIELDS: Final = {
     "segment": frozenset({"n", "kind", "lineage", "ledger", "prev"}),
     "sent": _ATTEMPT_FIELDS,

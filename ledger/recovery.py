@@ -26,9 +26,10 @@ from ledger.events import (
 )
 from ledger.failpoints import passed
 from ledger.ids import CallId, attempt_id
+from ledger.operations import Append, Entry
 from ledger.projection import CallState
 from ledger.receipts import Line, Position, ReceiptLog, read_since
-from ledger.sqlite import Append, Entry, Store
+from ledger.sqlite import Store
 
 NAMED_AT_MOST: Final = 10  # missing attempts in a message; the rest are counted
 RECOVER: Final = 'Look at them, then put it on record: sendonce recover --accept-{} --reason "…"'

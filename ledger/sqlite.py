@@ -8,17 +8,17 @@ group commit cannot spoil each other: what remains to fail is the disk, and that
 import os
 import sqlite3
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal
 
-from ledger import bodies, queries
-from ledger.bodies import Packed
+from ledger import queries
 from ledger.claims import claim_fault
 from ledger.codec import chained, encode
 from ledger.errors import ClaimLostError, ConflictError, IllegalTransitionError, StateDirError
-from ledger.events import AttemptStarted, CallRequested, EpochClosed, EpochOpened, Event, Recorded
+from ledger.events import AttemptStarted, CallRequested, EpochClosed, EpochOpened, Recorded
 from ledger.ids import NO_CHAIN, CallId, Digest, Head, Key, Scope
+from ledger.operations import Append, Appended
 from ledger.projection import CallState, fold
 from ledger.stages import Effect
 
@@ -34,53 +34,6 @@ PRAGMAS: Final = (
     ("cell_size_check", 1),
     ("temp_store", 2),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One event to append and what it is about."""
-
-    call: CallId | None
-    attempt: int | None
-    event: Event
-
-
-@dataclass(frozen=True, slots=True)
-class Expect:
-    """Append only if the newest event of (scope, key) is still this one; None: if there is none."""
-
-    scope: Scope
-    key: Key
-    head: Head | None
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """A line for the receipt log. Its witness is the last entry of its Append."""
-
-    kind: Literal["sent", "received"]
-    call: CallId
-    attempt: int
-    digest: Digest | None
-
-
-@dataclass(frozen=True, slots=True)
-class Append:
-    """All of it in one transaction, or nothing."""
-
-    entries: tuple[Entry, ...]
-    expect: Expect | None = None
-    bodies: tuple[Packed, ...] = ()
-    receipt: Receipt | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Appended:
-    """What an append wrote: each event in its place, and the state of the call of the last one."""
-
-    recorded: tuple[Recorded, ...]
-    state: CallState | None
-    receipt: Receipt | None = None
 
 
 class Store:
@@ -102,7 +55,9 @@ class Store:
         try:  # before the pragmas: journal_mode would change another program's file
             queries.create_or_check(db, new_ledger_id, str(path))
         except sqlite3.DatabaseError as error:
-            raise StateDirError(f"{path} cannot be read as a ledger: {error}. Restore it from a backup.") from error
+            raise StateDirError(
+                f"{path} cannot be read as a ledger ({error}). Stop what holds it, or restore it."
+            ) from error
         for name, wanted in PRAGMAS:
             got = db.execute(f"PRAGMA {name}={wanted}").fetchone() or db.execute(f"PRAGMA {name}").fetchone()
             if got[0] != wanted:
@@ -134,7 +89,7 @@ class Store:
             raise ConflictError("another append to this key was first")
         recorded, states = self._decide(op, at_ms)
         for packed in op.bodies:
-            bodies.keep(self._db, packed)
+            queries.keep_body(self._db, packed)
         for item in recorded:
             self._insert(item)
         for state in states.values():
@@ -253,7 +208,7 @@ class Store:
         return events[0] if events else None
 
     def body(self, digest: Digest) -> bytes | None:
-        return bodies.load(self._db, digest)
+        return queries.load_body(self._db, digest)
 
     def meta(self, name: str) -> str:
         return str(self._db.execute(queries.META, (name,)).fetchone()[0])

@@ -14,8 +14,9 @@ from typing import Any, Final
 
 from ledger.errors import LedgerError, PoisonedError
 from ledger.failpoints import passed
+from ledger.operations import Append, Appended
 from ledger.receipts import ReceiptLog
-from ledger.sqlite import Append, Appended, Store
+from ledger.sqlite import Store
 
 BATCH_LIMIT: Final = (
     256  # operations in one transaction: bounds how long the first one waits for the last one's inserts

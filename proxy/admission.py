@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from ledger.claims import KeyHistory
 from ledger.events import Authority, WhyNew
 from ledger.ids import CallId, Digest, attempt_id
 from ledger.ladder import Evidence
 from ledger.projection import CallState
-from ledger.reader import KeyHistory
 from ledger.stages import Effect, Stage
 from proxy.refusals import Code
 

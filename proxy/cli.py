@@ -3,7 +3,6 @@
 Exit codes: 0 · 2 usage or configuration · 3 port · 4 state dir · 5 witnesses · 6 a decision does not apply · 70 poisoned.
 """
 
-import asyncio
 import getpass
 import sys
 from collections.abc import Coroutine
@@ -12,6 +11,7 @@ from typing import Annotated, Any, NoReturn, TypeVar
 
 import orjson
 import typer
+import uvloop
 from rich.console import Console
 
 from ledger.errors import StartRefusedError, UnreadableRecordError
@@ -24,11 +24,6 @@ from proxy.reconcile.operator import DecisionRefusedError, Ruling
 from proxy.settings import Settings, SettingsError, load, upstream_overrides
 
 T = TypeVar("T")
-
-try:
-    import uvloop
-except ImportError:  # Windows has none
-    uvloop = None  # type: ignore[assignment]
 
 EXIT_USAGE, EXIT_PORT, EXIT_DECISION = 2, 3, 6
 
@@ -214,7 +209,7 @@ def _state_dir(state_dir: Path | None) -> Any:
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:
-    return asyncio.run(work) if uvloop is None else uvloop.run(work)
+    return uvloop.run(work)
 
 
 def _show(document: Any, table: Any, *, as_json: bool) -> None:

@@ -12,8 +12,8 @@ from aiohttp import web
 
 from ledger.errors import ConflictError
 from ledger.ids import CallId
+from ledger.operations import Append, Appended
 from ledger.reader import Reader
-from ledger.sqlite import Append, Appended
 from proxy.reconcile.operator import OUTCOMES, DecisionRefusedError, Ruling, bundle
 from proxy.services import Services
 

@@ -26,7 +26,7 @@ from ledger.events import (
 )
 from ledger.failpoints import passed
 from ledger.ids import Digest, Head, attempt_id
-from ledger.sqlite import Append, Appended, Entry, Expect, Receipt
+from ledger.operations import Append, Appended, Entry, Expect, Receipt
 from ledger.writer import Writer
 from proxy import manifest, refusals
 from proxy.admission import Forward, Policy

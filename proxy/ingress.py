@@ -9,9 +9,9 @@ from aiohttp import web
 from ledger.errors import ConflictError, PoisonedError
 from ledger.events import CallPreparationFailed, CallRequested
 from ledger.ids import CallId, Head, Key, attempt_id, new_call_id
+from ledger.operations import Append, Entry, Expect
 from ledger.projection import CallState
 from ledger.spool import Spool
-from ledger.sqlite import Append, Entry, Expect
 from ledger.stages import Effect
 from proxy import clock, manifest, refusals
 from proxy.admission import Attach, Forward, Now, Policy, Refuse, Replay, Wait, decide
@@ -30,7 +30,8 @@ from proxy.server import WireResponse, answer, relay
 from proxy.services import Services
 from proxy.views import since_of
 
-DECISIONS_LIMIT: Final = 5  # decided again after a lost race; more means a storm, and 503 is kinder than spinning
+CONFLICTS_LIMIT: Final = 5  # races lost to other claims; more means a storm, and 503 is kinder than spinning
+DECISIONS_LIMIT: Final = 32  # decided again for any reason: attaching to what just ended, finishing what was observed
 CANONICAL_INLINE_LIMIT_BYTES: Final = 1024 * 1024  # parsing more than this would stall every stream on the loop
 ACKNOWLEDGE_CHECKS_S: Final = (0.002, 0.02, 0.2)  # when to ask whether an answer's last byte was acknowledged
 
@@ -78,7 +79,9 @@ class Ingress:
         policy = self._services.settings.policy(asked.route.name, asked.endpoint_class)
         now = Now(0, int(self._services.settings.timeouts.late_retry_s * 1000))
         conflicts = 0
-        while conflicts < DECISIONS_LIMIT:
+        for _ in range(DECISIONS_LIMIT):
+            if conflicts >= CONFLICTS_LIMIT:
+                break
             owed = self._services.registry.owes(asked.scope, asked.key)
             now = replace(now, at_ms=clock.now_ms(), owed_first_try=owed)
             history = await self._services.reader.history(asked.scope, asked.key)

@@ -13,10 +13,10 @@ from ledger.codec import chained, decode
 from ledger.epochs import StateDir
 from ledger.errors import LedgerError
 from ledger.ids import NO_CHAIN, CallId, Digest, Key
+from ledger.operations import Append, Appended
 from ledger.reader import open_reader
 from ledger.receipts import read_segment, segments
 from ledger.recovery import Acceptance, Recovered
-from ledger.sqlite import Append, Appended
 from ledger.stages import Stage
 from proxy import control, wiring
 from proxy.control import OwnerUnreachableError, ask_owner

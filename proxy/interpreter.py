@@ -4,10 +4,12 @@ It reads the ledger only: what a client saw was durable before, and what is conc
 """
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from ledger.bodies import INLINE_LIMIT_BYTES
+from ledger.errors import IllegalTransitionError
 from ledger.events import (
     AttemptCompleted,
     AttemptInterpreted,
@@ -17,9 +19,9 @@ from ledger.events import (
 from ledger.failpoints import passed
 from ledger.ids import CallId
 from ledger.ladder import Evidence
+from ledger.operations import Append, Entry
 from ledger.projection import CallState
 from ledger.reader import Reader
-from ledger.sqlite import Append, Entry
 from ledger.writer import Writer
 from proxy.dialects import registry
 from proxy.dialects.base import DECODED_BODY_LIMIT_BYTES, Dialect, Reading, is_event_stream, is_json
@@ -45,7 +47,9 @@ class Interpreter:
             return
         entries = await self._remaining(state)
         if entries:
-            await self._writer.append(Append(entries))
+            # The forwarder, a waiting request and a start may all want to finish it: whoever is second finds it done.
+            with suppress(IllegalTransitionError):
+                await self._writer.append(Append(entries))
             passed("after-interpreted")
 
     async def _remaining(self, state: CallState) -> tuple[Entry, ...]:

@@ -20,6 +20,7 @@ from proxy.inflight import Recording
 from proxy.manifest import CallRequest
 from proxy.server import still_open, unacknowledged_bytes
 
+OWED_LIMIT: Final = 65_536  # keys; a storm of refused first tries must not grow the process
 GIVE_UP_AGAIN_S: Final = 1  # a durable step takes milliseconds
 
 
@@ -181,7 +182,8 @@ class Registry:
 
     def owe(self, scope: Scope, key: Key) -> None:
         """A 503 "proven not sent" was given before anything was recorded: its retry is a first try."""
-        self._owed[scope, key] += 1
+        if len(self._owed) < OWED_LIMIT:  # one that is not remembered is judged like any other: never unsafe
+            self._owed[scope, key] += 1
 
     def owes(self, scope: Scope, key: Key) -> bool:
         return self._owed[scope, key] > 0

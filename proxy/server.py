@@ -73,14 +73,18 @@ def still_open(transport: asyncio.BaseTransport | None) -> bool:
 def unacknowledged_bytes(transport: asyncio.Transport | None) -> int | None:
     """Bytes written to this connection that the peer's kernel has not acknowledged: 0 means delivered to its host.
 
-    None where that cannot be known: the connection is closed here, or this is not Linux.
+    Right also within `connection_lost`, where the descriptor is still open. None where it cannot be known: the descriptor is
+    closed, or this is not Linux.
     """
-    if transport is None or transport.is_closing() or not sys.platform.startswith("linux"):
+    if transport is None or not sys.platform.startswith("linux"):
         return None
     sock = transport.get_extra_info("socket")
     if sock is None or (fd := sock.fileno()) < 0:
         return None
-    queued = int.from_bytes(fcntl.ioctl(fd, _SIOCOUTQ, bytes(4)), sys.byteorder)
+    try:
+        queued = int.from_bytes(fcntl.ioctl(fd, _SIOCOUTQ, bytes(4)), sys.byteorder)
+    except OSError:
+        return None
     return queued + transport.get_write_buffer_size()
 
 

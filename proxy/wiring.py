@@ -6,6 +6,7 @@ import resource
 import secrets
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
@@ -15,9 +16,9 @@ from aiohttp import web
 from ledger.epochs import Lock, StateDir
 from ledger.events import CallDelivered, DeliveredHow, EpochClosed
 from ledger.ids import CallId
+from ledger.operations import Append, Entry
 from ledger.reader import open_reader
 from ledger.recovery import Acceptance, Fresh, Recovered, open_epoch
-from ledger.sqlite import Append, Entry
 from ledger.writer import Writer
 from proxy import clock, control
 from proxy.activity import Activity
@@ -87,6 +88,8 @@ async def serve(settings: Settings, sock: socket.socket, announce: Callable[[Ser
         await web.UnixSite(runner, str(state_dir.control_socket)).start()
         announce(services, sock)
         await _until(stop, services)
+        if services.poisoned:
+            print(f"sendonce: {_why(services)}", file=sys.stderr, flush=True)
         services.draining = True
         services.activity.admitting.set(0)
         listener.close()
@@ -166,6 +169,15 @@ async def close(services: Services) -> None:
     if not services.poisoned:
         await services.writer.append(Append((Entry(None, None, EpochClosed(services.epoch, "self")),)))
         await services.writer.close()
+
+
+def _why(services: Services) -> str:
+    poisoned = services.writer.poisoned
+    error = poisoned.result() if poisoned.done() else services.fatal.result()
+    return (
+        f"What is on disk is unknown after {type(error).__name__}: {error}. Nothing more is admitted; the process ends and "
+        "recovers at its next start. If the disk is full or failing, mend that first."
+    )
 
 
 async def _until(stop: asyncio.Event, services: Services) -> None:

@@ -11,8 +11,9 @@ from ledger.errors import ConflictError, IllegalTransitionError, StateDirError
 from ledger.events import AttemptStarted
 from ledger.ids import CallId, Key
 from ledger.ladder import Evidence
+from ledger.operations import Append, Entry, Expect
 from ledger.queries import rebuild_index
-from ledger.sqlite import PRAGMAS, Append, Entry, Expect, Store
+from ledger.sqlite import PRAGMAS, Store
 from tests.harness.ledgers import (
     FIRST,
     KEY,

@@ -20,10 +20,10 @@ from typing import Any
 from ledger.epochs import Lock, StateDir
 from ledger.errors import PoisonedError, StartRefusedError
 from ledger.events import AttemptAcknowledged, CallRequested
-from ledger.ids import Key, attempt_id
+from ledger.ids import Key
+from ledger.operations import Append, Entry
 from ledger.recovery import Acceptance, Recovered
 from ledger.spool import Spool
-from ledger.sqlite import Append, Entry
 from ledger.writer import Writer
 from tests.harness import ledgers
 
@@ -91,7 +91,7 @@ class Child:
         return ledgers.observed_op(call)
 
     def spool(self, number: int) -> None:
-        spool = Spool(self.state_dir.spool, attempt_id(ledgers.call_id(number), 1))
+        spool = Spool(self.state_dir.spool, ledgers.call_id(number))
         spool.head(json.dumps(SPOOL_HEAD).encode())
         for piece in SPOOL_BODY:
             spool.append(piece)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -39,10 +40,11 @@ from ledger.events import (
 )
 from ledger.ids import NO_CHAIN, CallId, Key, Scope, new_call_id
 from ledger.ladder import ATTEMPT_KINDS, NEXT, Evidence
+from ledger.operations import Append, Appended, Entry, Expect, Receipt
 from ledger.projection import CallState
 from ledger.queries import ALL_EVENTS, read_events
 from ledger.recovery import Acceptance, Fresh, Judge, Recovered, open_epoch
-from ledger.sqlite import Append, Appended, Entry, Expect, Receipt, Store
+from ledger.sqlite import Store
 from ledger.stages import Effect
 
 ROOT: Final = Path(__file__).parents[2]
@@ -207,8 +209,6 @@ def ledger_in(directory: Path) -> Iterator[Ledger]:
 
 # --- a whole state directory, as the proxy opens it ------------------------------------------------------------------
 
-FRESH: Final = Fresh("ledger-id", "lineage-1", lambda: NOW_MS)
-
 
 def state_dir_in(root: Path) -> StateDir:
     state_dir = StateDir(root, root / "receipts")
@@ -221,9 +221,9 @@ def undecided(_state: CallState, _head: dict[str, Any], _body: Path) -> bool:
     return False
 
 
-def start(
-    state_dir: StateDir, judge: Judge = undecided, acceptance: Acceptance | None = None, fresh: Fresh = FRESH
-) -> Recovered:
+def start(state_dir: StateDir, judge: Judge = undecided, acceptance: Acceptance | None = None) -> Recovered:
+    """As the proxy starts; each start brings its own randomness."""
+    fresh = Fresh(secrets.token_hex(8), secrets.token_hex(8), lambda: NOW_MS)
     return open_epoch(state_dir, fresh, "config", judge, acceptance)
 
 

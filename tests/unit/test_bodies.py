@@ -11,8 +11,8 @@ from ledger import bodies
 from ledger.bodies import INLINE_LIMIT_BYTES, MAX_CHUNK_BYTES, Packed, pack, pack_stream
 from ledger.codec import digest_of
 from ledger.errors import UnreadableRecordError
+from ledger.operations import Entry
 from ledger.reader import open_reader
-from ledger.sqlite import Entry
 from tests.harness.ledgers import FIRST, MANIFEST, NAMED, Ledger, ledger_in
 
 MIB = 1024 * 1024

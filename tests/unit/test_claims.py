@@ -10,7 +10,7 @@ from ledger.errors import ClaimLostError, ConflictError, IllegalTransitionError
 from ledger.events import AttemptInterpreted, AttemptStarted, CallRequested
 from ledger.ids import Head, Key, Scope, attempt_id
 from ledger.ladder import Evidence
-from ledger.sqlite import Append, Entry, Expect
+from ledger.operations import Append, Entry, Expect
 from ledger.stages import Effect, Stage
 from tests.harness.ledgers import (
     FIRST,

@@ -15,7 +15,7 @@ from ledger.codec import chained, decode, encode
 from ledger.errors import UnreadableRecordError, UnrecordableEventError
 from ledger.events import KINDS, Body, Event
 from ledger.ids import NO_CHAIN, Digest
-from ledger.sqlite import Entry
+from ledger.operations import Entry
 from tests.harness.ledgers import FIRST, MANIFEST, NAMED, PATHS, Ledger, ledger_in
 
 INT64 = st.integers(-(2**63), 2**63 - 1)

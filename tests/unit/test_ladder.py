@@ -8,7 +8,7 @@ import pytest
 from ledger.errors import ClaimLostError, IllegalTransitionError
 from ledger.events import AttemptInterpreted, Event
 from ledger.ladder import ATTEMPT_KINDS, NEXT, Evidence, name_of
-from ledger.sqlite import Entry
+from ledger.operations import Entry
 from ledger.stages import Effect
 from tests.harness.ledgers import FIRST, NAMED, PATHS, decided, entry_for, ledger_in, observed, witnessed
 

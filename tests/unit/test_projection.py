@@ -13,10 +13,10 @@ from ledger import queries
 from ledger.events import PROTOCOL, AttemptAcknowledged, AttemptInterpreted, CallDelivered, Event, Recorded
 from ledger.ids import NO_CHAIN, CallId, attempt_id
 from ledger.ladder import NEXT, Evidence
+from ledger.operations import Entry
 from ledger.projection import project
 from ledger.queries import rebuild_index
 from ledger.reader import open_reader
-from ledger.sqlite import Entry
 from ledger.stages import Effect, NextOperation, Stage
 from tests.harness.ledgers import (
     FIRST,
@@ -96,7 +96,7 @@ def vary(ledger: Ledger, name: str, call: CallId, data: st.DataObject) -> bool:
     return True
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_random_legal_history_projects_the_same_everywhere(data: st.DataObject) -> None:
     """Store's cache == all events folded == after a reopen; a dropped and rebuilt index has the same rows and answers."""

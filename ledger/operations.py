@@ -1,0 +1,56 @@
+"""What can be asked of a store, as data: so that a thread, a process or another database can serve the same operations."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ledger.bodies import Packed
+from ledger.events import Event, Recorded
+from ledger.ids import CallId, Digest, Head, Key, Scope
+from ledger.projection import CallState
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One event to append and what it is about."""
+
+    call: CallId | None
+    attempt: int | None
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class Expect:
+    """Append only if the newest event of (scope, key) is still this one; None: if there is none."""
+
+    scope: Scope
+    key: Key
+    head: Head | None
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """A line for the receipt log. Its witness is the last entry of its Append."""
+
+    kind: Literal["sent", "received"]
+    call: CallId
+    attempt: int
+    digest: Digest | None
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """All of it in one transaction, or nothing."""
+
+    entries: tuple[Entry, ...]
+    expect: Expect | None = None
+    bodies: tuple[Packed, ...] = ()
+    receipt: Receipt | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """What an append wrote: each event in its place, and the state of the call of the last one."""
+
+    recorded: tuple[Recorded, ...]
+    state: CallState | None
+    receipt: Receipt | None = None

@@ -1,0 +1,246 @@
+"""Real processes for product tests: a synthetic provider and the proxy, started, killed and started again over one state dir."""
+
+import asyncio
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ledger.epochs import StateDir
+from proxy import inspection
+
+ROOT = Path(__file__).resolve().parents[2]
+START_LIMIT_S = 30
+ANSWER_LIMIT_S = 30
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One whole HTTP answer."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def disposition(self) -> str | None:
+        return self.headers.get("sendonce-disposition")
+
+    @property
+    def code(self) -> str | None:
+        return self.json.get("code")
+
+
+def chat(model: str = "synthetic", text: str = "hello", *, stream: bool = False) -> bytes:
+    """An OpenAI chat request body."""
+    body: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": text}]}
+    return json.dumps(body | ({"stream": True} if stream else {})).encode()
+
+
+def message(model: str = "synthetic", text: str = "hello", *, stream: bool = False) -> bytes:
+    """An Anthropic messages request body."""
+    body: dict[str, Any] = {"model": model, "max_tokens": 64, "messages": [{"role": "user", "content": text}]}
+    return json.dumps(body | ({"stream": True} if stream else {})).encode()
+
+
+class Process:
+    """A child process that says on stdout when it listens."""
+
+    def __init__(self, arguments: list[str], ready: str, environment: dict[str, str] | None = None) -> None:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("SENDONCE_")}
+        self.child = subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=ROOT,
+            env={**clean, "PYTHONUNBUFFERED": "1", **(environment or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.said: list[str] = []
+        self.complained = ""  # stderr, once it has ended
+        assert self.child.stdout is not None
+        for line in self.child.stdout:
+            self.said.append(line)
+            if found := re.search(ready, line):
+                self.port = int(found[1])
+                return
+        raise StartFailed(self.child.wait(), "".join(self.said), self.child.stderr.read() if self.child.stderr else "")
+
+    def wait(self) -> int:
+        """Until it ends by itself; its exit code (negative: the signal)."""
+        return self.child.wait(ANSWER_LIMIT_S)
+
+    def kill(self) -> None:
+        """SIGKILL: no cleanup of any kind runs."""
+        self.child.send_signal(signal.SIGKILL)
+        self.child.wait()
+        self._close()
+
+    def stop(self) -> int:
+        """SIGTERM, and the exit code."""
+        self.child.send_signal(signal.SIGTERM)
+        code = self.wait()
+        self._close()
+        return code
+
+    def _close(self) -> None:
+        """Keeps what it said last, for tests that read every byte of it."""
+        assert self.child.stdout is not None
+        assert self.child.stderr is not None
+        if not self.child.stdout.closed:
+            self.said += self.child.stdout.readlines()
+            self.complained = self.child.stderr.read()
+        self.child.stdout.close()
+        self.child.stderr.close()
+
+    def close(self) -> None:
+        if self.child.poll() is None:
+            self.kill()
+        self._close()
+
+
+class StartFailed(Exception):  # noqa: N818 - an outcome that tests expect
+    """The process ended before it listened."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        super().__init__(f"exit {code}: {out}{err}")
+        self.code, self.out, self.err = code, out, err
+
+
+@dataclass
+class Rig:
+    """One provider, one state dir, and the proxies that own it one after another."""
+
+    directory: Path
+    provider_process: Process
+    arguments: list[str] = field(default_factory=list)
+    proxy_process: Process | None = None
+    state_name: str = "state"  # several rigs may share one provider
+
+    @property
+    def state_dir(self) -> Path:
+        return self.directory / self.state_name
+
+    @property
+    def receipts_file(self) -> Path:
+        return self.directory / "provider.jsonl"
+
+    @property
+    def provider_url(self) -> str:
+        return f"http://127.0.0.1:{self.provider_process.port}"
+
+    @property
+    def port(self) -> int:
+        assert self.proxy_process is not None
+        return self.proxy_process.port
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self, failpoints: str = "", *extra: str) -> Process:
+        """Starts a proxy over the state dir; the one before must be dead. Raises StartFailed."""
+        arguments = ["-m", "proxy", "serve", "--port", "0", "--state-dir", str(self.state_dir)]
+        for name in ("openai", "anthropic"):
+            arguments += ["--upstream", f"{name}={self.provider_url}"]
+        environment = {"SENDONCE_FAILPOINTS": failpoints} if failpoints else {}
+        self.proxy_process = Process(
+            arguments + self.arguments + list(extra), r"listens on http://[^ ]*:(\d+)", environment
+        )
+        return self.proxy_process
+
+    def restart(self, failpoints: str = "") -> None:
+        """SIGKILL, then a new process over the same state dir."""
+        assert self.proxy_process is not None
+        self.proxy_process.close()
+        self.start(failpoints)
+
+    def post(
+        self,
+        path: str,
+        body: bytes,
+        headers: dict[str, str] | None = None,
+        *,
+        method: str = "POST",
+        port: int | None = None,
+    ) -> Answer:
+        """One request on a connection of its own. Raises ConnectionError or http.client's errors when it is cut."""
+        connection = http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=ANSWER_LIMIT_S)
+        about = {"Content-Type": "application/json", "Authorization": "Bearer sk-test-caller", **(headers or {})}
+        try:
+            connection.request(method, path, body, about)
+            response = connection.getresponse()
+            return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+        finally:
+            connection.close()
+
+    def chat(self, body: bytes, headers: dict[str, str] | None = None) -> Answer:
+        return self.post("/openai/v1/chat/completions", body, headers)
+
+    def messages(self, body: bytes, headers: dict[str, str] | None = None) -> Answer:
+        return self.post("/anthropic/v1/messages", body, {"anthropic-version": "2023-06-01", **(headers or {})})
+
+    def provider_receipts(self, method: str = "POST") -> list[dict[str, Any]]:
+        """What the provider itself wrote down, whole requests only."""
+        if not self.receipts_file.exists():
+            return []
+        lines = [json.loads(line) for line in self.receipts_file.read_text().splitlines()]
+        return [line for line in lines if line["method"] == method and line["complete"]]
+
+    def calls(self) -> list[dict[str, Any]]:
+        """The rows of `sendonce calls --json`, newest first."""
+        return asyncio.run(inspection.calls(self.paths, 1000, None)).rows
+
+    def show(self, call: str) -> dict[str, Any]:
+        return asyncio.run(inspection.show(self.paths, call))  # type: ignore[arg-type]
+
+    def status(self) -> dict[str, Any]:
+        return asyncio.run(inspection.status(self.paths))
+
+    @property
+    def paths(self) -> StateDir:
+        return StateDir(self.state_dir, self.state_dir / "receipts")
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """`sendonce ARGUMENTS --state-dir …` as a process of its own."""
+        return subprocess.run(
+            [sys.executable, "-m", "proxy", *arguments, "--state-dir", str(self.state_dir)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def close(self) -> None:
+        for process in (self.proxy_process, self.provider_process):
+            if process is not None:
+                process.close()
+
+
+def start_provider(receipts: Path, *extra: str) -> Process:
+    arguments = ["-m", "synthetic_provider", "--port", "0", "--receipts", str(receipts), *extra]
+    return Process(arguments, r"on http://[^ ]*:(\d+)")
+
+
+@contextmanager
+def rig(directory: Path, *extra: str) -> Iterator[Rig]:
+    """A provider and a running proxy in `directory`; `extra` are arguments for `serve`."""
+    made = Rig(directory, start_provider(directory / "provider.jsonl"), list(extra))
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()
