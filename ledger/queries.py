@@ -27,7 +27,6 @@ EVENTS_OF_LEDGER: Final = "SELECT record, chain FROM event WHERE call_id IS NULL
 EVENTS_OF_CALL: Final = "SELECT record, chain FROM event WHERE call_id = ? ORDER BY seq"
 ALL_EVENTS: Final = "SELECT record, chain FROM event ORDER BY seq"
 COUNT_EVENTS: Final = "SELECT count(*) FROM event"
-CHAIN_AT: Final = "SELECT chain FROM event WHERE seq = ?"
 EVENT_AT: Final = "SELECT record, chain FROM event WHERE seq = ?"
 LAST_OCCURRENCE: Final = "SELECT coalesce(max(occurrence), 0) FROM call_index WHERE scope = ? AND key = ?"
 GENERATION_BEFORE: Final = """
@@ -62,6 +61,12 @@ UNFINISHED_CALLS: Final = "SELECT call_id FROM call_index WHERE is_unfinished = 
 
 FIND_BODY: Final = "SELECT chunks FROM body WHERE digest = ?"
 FIND_CHUNK: Final = "SELECT frame FROM chunk WHERE digest = ?"
+
+WRITE_INDEX: Final = """
+    INSERT INTO call_index VALUES(:call_id, :scope, :key, :occurrence, :generation, :epoch, :last_seq, :is_open,
+      :is_in_flight, :is_unfinished)
+    ON CONFLICT(call_id) DO UPDATE SET epoch = :epoch, last_seq = :last_seq, is_open = :is_open,
+      is_in_flight = :is_in_flight, is_unfinished = :is_unfinished"""
 
 
 def read_events(rows: Iterable[tuple[str, str]]) -> list[Recorded]:
@@ -102,22 +107,19 @@ def create_or_check(db: sqlite3.Connection, ledger_id: str, path: str) -> None:
 
 def write_index(db: sqlite3.Connection, state: CallState) -> None:
     """The call's row, from its state alone."""
-    db.execute(
-        "INSERT OR REPLACE INTO call_index(call_id, scope, key, occurrence, generation, epoch, last_seq, is_open, is_in_flight, is_unfinished)"
-        " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            state.call,
-            state.scope,
-            state.key,
-            state.occurrence,
-            state.generation,
-            state.attempt.epoch if state.attempt else state.requested.epoch if state.requested else None,
-            state.last_seq,
-            not state.finished,
-            state.superseded_by is None and state.evidence in IN_FLIGHT,
-            state.superseded_by is None and state.evidence in UNFINISHED,
-        ),
-    )
+    row = {
+        "call_id": state.call,
+        "scope": state.scope,
+        "key": state.key,
+        "occurrence": state.occurrence,
+        "generation": state.generation,
+        "epoch": state.attempt.epoch if state.attempt else state.requested.epoch if state.requested else None,
+        "last_seq": state.last_seq,
+        "is_open": not state.finished,
+        "is_in_flight": state.superseded_by is None and state.evidence in IN_FLIGHT,
+        "is_unfinished": state.superseded_by is None and state.evidence in UNFINISHED,
+    }
+    db.execute(WRITE_INDEX, row)
 
 
 def rebuild_index(db: sqlite3.Connection) -> None:

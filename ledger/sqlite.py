@@ -199,10 +199,6 @@ class Store:
         closed = (event for event in queries.ledger_events(self._db) if isinstance(event, EpochClosed))
         return any(event.epoch == epoch for event in closed)
 
-    def chain_at(self, seq: int) -> Digest | None:
-        row = self._db.execute(queries.CHAIN_AT, (seq,)).fetchone()
-        return Digest(row[0]) if row else None
-
     def event_at(self, seq: int) -> Recorded | None:
         events = queries.read_events(self._db.execute(queries.EVENT_AT, (seq,)))
         return events[0] if events else None

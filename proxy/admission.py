@@ -6,7 +6,7 @@ the decision does so with an append that names the head it was taken on; if anot
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from ledger.claims import KeyHistory
@@ -108,7 +108,8 @@ class Wait:
 Verdict = Forward | Attach | Replay | Refuse | Wait
 
 NOT_LIVE: Final = Live()
-GATEWAY_STATUSES: Final = frozenset({408, 502, 503, 504, *range(520, 528)})
+CLIENT_ABORT: Final = "client_abort"  # `ended_by` of an attempt whose client was gone for too long
+GATEWAY_STATUSES: Final = frozenset({408, 502, 503, 504, *range(520, 530)})
 _CLOSED_BY: Final = {
     Evidence.SERVED: Code.RESPONSE_LOST,
     Evidence.PARKED: Code.PARKED,
@@ -140,13 +141,13 @@ def _by_stage(ask: Ask, call: CallState, live: Live, policy: Policy) -> Verdict:
         return _for_same_credential(ask, call, Attach(call.call))
     match call.stage:
         case Stage.REQUESTED | Stage.PREPARATION_FAILED | Stage.MANIFEST_RECORDED | Stage.NOT_SENT:
-            return _next_generation(ask, call, "resumed")
+            return _resume(ask, call, "resumed")
         case Stage.EFFECT_UNKNOWN | Stage.EFFECT_HAPPENED:
             return _unless_accepted(ask, call, policy)
         case Stage.OBSERVED | Stage.INTERPRETED | Stage.ATTEMPT_COMPLETED:
             return Wait("finished", call.call)
         case Stage.SETTLED:
-            return _next_generation(ask, call, "decision", call.decision.authority if call.decision else None)
+            return _resume(ask, call, "decision", call.decision.authority if call.decision else None)
         case Stage.COMPLETED:
             return _completed(ask, call, policy)
         case Stage.CLOSED:
@@ -162,7 +163,7 @@ def _completed(ask: Ask, call: CallState, policy: Policy) -> Verdict:
         case Effect.HAPPENED:
             return _for_same_credential(ask, call, Replay(call))
         case Effect.ABSENT:
-            return _next_generation(ask, call, "resumed")
+            return _resume(ask, call, "resumed")
         case Effect.ANSWERED | Effect.UNKNOWN:
             return _unless_accepted(ask, call, policy)
 
@@ -173,8 +174,6 @@ def _differs(ask: Ask, call: CallState) -> Code | None:
         return None  # nothing was recorded to compare with
     if call.manifest.intent_digest != ask.intent_digest:
         return Code.KEY_REUSED if call.attempts else Code.DRIFT
-    if not call.attempts and dict(call.manifest.context) != dict(ask.context):
-        return Code.DRIFT
     return None
 
 
@@ -185,24 +184,23 @@ def _for_same_credential(ask: Ask, call: CallState, verdict: Attach | Replay) ->
 
 def _unless_accepted(ask: Ask, call: CallState, policy: Policy) -> Verdict:
     """A second effect is possible: only with the caller's word or a standing setting, and that goes on record."""
-    if (
-        ask.accepts_attempt is not None
-        and call.attempt
-        and ask.accepts_attempt == attempt_id(call.call, call.attempt.number)
-    ):
+    if call.attempt is None:  # not marked: there is no attempt that anybody could accept
+        return Refuse(Code.PROTOCOL_MARKER_INVALID, call)
+    if ask.accepts_attempt == attempt_id(call.call, call.attempt.number):
         return _next_generation(ask, call, "decision", Authority("caller", "Sendonce-Accept"))
     setting = setting_for(call)
     if getattr(policy, setting):
         return _next_generation(ask, call, "decision", Authority("setting", setting, policy.config_digest))
     if call.stage is Stage.EFFECT_HAPPENED:
         return Refuse(Code.EFFECT_HAPPENED, call)
-    return Refuse(Code.EFFECT_UNKNOWN if call.marked else Code.PROTOCOL_MARKER_INVALID, call)
+    return Refuse(Code.EFFECT_UNKNOWN, call)
 
 
 def setting_for(call: CallState) -> str:
     """Which setting rules an unresolved call (semantics section 4)."""
     observed = call.attempt.observed if call.attempt else None
-    if observed and observed.observation == "partial" and observed.source == "live":
+    cut = observed is not None and observed.observation == "partial" and observed.source == "live"
+    if observed and cut and observed.ended_by != CLIENT_ABORT:  # a client that left was not told of the cut
         return "after_cut_stream"
     if call.stage is Stage.COMPLETED and call.effect is Effect.ANSWERED:
         return "after_server_error"
@@ -211,12 +209,20 @@ def setting_for(call: CallState) -> str:
     return "on_unknown"
 
 
+def _resume(ask: Ask, call: CallState, why: WhyNew, authority: Authority | None = None) -> Forward | Refuse:
+    """Not sent yet: what the client named beside the body has to be what was recorded (semantics section 8)."""
+    if call.manifest is not None and dict(call.manifest.context) != dict(ask.context):
+        return Refuse(Code.DRIFT, call)
+    return _next_generation(ask, call, why, authority)
+
+
 def _next_generation(ask: Ask, call: CallState, why: WhyNew, authority: Authority | None = None) -> Forward:
     accepts = attempt_id(call.call, call.attempt.number) if call.effect is not Effect.ABSENT and call.attempt else None
     differences = []
     if call.manifest is not None:
         differences = [] if call.manifest.body.digest == ask.body_digest else ["body"]
         differences += [] if call.manifest.url == ask.url else ["url"]
+        differences += [] if dict(call.manifest.context) == dict(ask.context) else ["context"]
     return Forward(call.occurrence, call.generation + 1, why, call, accepts, authority, differences=tuple(differences))
 
 
@@ -233,26 +239,36 @@ def _derived(
 ) -> Verdict:
     """The oldest unclaimed occurrence: to send, to hand over, to refuse; else a new one."""
     lives = {state.call: live.get(state.call, NOT_LIVE) for state in newest}
-    new = _new_occurrence(newest, last_occurrence, lives, now)
     if now.owed_first_try:
-        return new
+        ask = replace(ask, certain_retry=False)  # a retry of what was never recorded: none of these is its first try
     verdicts = [(state, _by_stage(ask, state, lives[state.call], policy)) for state in newest]
-    unclaimed = [(state, verdict) for state, verdict in verdicts if not lives[state.call].claimed or _accepted(verdict)]
+    for _, verdict in verdicts:
+        if isinstance(verdict, Wait) or _accepted(verdict):
+            return verdict
+    if not now.owed_first_try and (ours := _oldest_unclaimed(verdicts, lives)) is not None:
+        return ours
+    for state, verdict in verdicts:
+        if isinstance(verdict, Refuse) and _stands_in_the_way(ask, state, lives[state.call]):
+            return verdict
+    new = _new_occurrence(ask, newest, last_occurrence, lives, now)
+    if ask.certain_retry:
+        return _certain_retry(verdicts, lives, now) or new
+    waiting = next((state for state in newest if lives[state.call].claimed and not _is_over(state)), None)
+    if waiting is not None and not now.settled and not now.owed_first_try:
+        return Wait("settled", waiting.call)  # its FIN may sit behind its own unsent bytes
+    return new
+
+
+def _oldest_unclaimed(verdicts: list[tuple[CallState, Verdict]], lives: Mapping[CallId, Live]) -> Verdict | None:
+    """First one waiting to be sent, then one whose answer is owed."""
+    unclaimed = [(state, verdict) for state, verdict in verdicts if not lives[state.call].claimed]
     for _, verdict in unclaimed:
-        if isinstance(verdict, Forward | Wait):
+        if isinstance(verdict, Forward):
             return verdict
     for state, verdict in unclaimed:
         if _is_owed_an_answer(state, lives[state.call], verdict):
             return verdict
-    for state, verdict in verdicts:
-        if isinstance(verdict, Refuse) and _stands_in_the_way(ask, state):
-            return verdict
-    if ask.certain_retry:
-        return _certain_retry(verdicts, lives, now) or new
-    waiting = next((state for state in newest if lives[state.call].claimed and not _is_over(state)), None)
-    if waiting is not None and not now.settled:
-        return Wait("settled", waiting.call)  # its FIN may sit behind its own unsent bytes
-    return new
+    return None
 
 
 def _accepted(verdict: Verdict) -> bool:
@@ -268,8 +284,10 @@ def _is_owed_an_answer(state: CallState, live: Live, verdict: Verdict) -> bool:
     return isinstance(verdict, Attach | Replay) or (answer_lost and state.stage is not Stage.CLOSED)
 
 
-def _stands_in_the_way(ask: Ask, state: CallState) -> bool:
-    """An unknown occurrence refuses every later one of its key, and so does a parked one; a settled one only its retry."""
+def _stands_in_the_way(ask: Ask, state: CallState, live: Live) -> bool:
+    """An unknown occurrence refuses every later one of its key, and so does a parked one; a closed one only its retry."""
+    if live.alive:
+        return False  # nothing is unknown of it yet
     if state.stage is Stage.CLOSED:
         return ask.certain_retry or state.evidence is Evidence.PARKED
     return state.effect is not Effect.HAPPENED or state.stage is not Stage.COMPLETED
@@ -280,6 +298,9 @@ def _certain_retry(verdicts: list[tuple[CallState, Verdict]], lives: Mapping[Cal
     claimed = [state for state, _ in verdicts if lives[state.call].claimed and not _is_over(state)]
     if claimed and not now.waited_for_close:
         return Wait("closed", claimed[0].call)
+    for state, verdict in verdicts:
+        if lives[state.call].alive and not lives[state.call].claimed:
+            return verdict  # its answer has just been delivered, and its bookkeeping is not finished
     late = [
         verdict
         for state, verdict in verdicts
@@ -297,14 +318,20 @@ def _is_over(state: CallState) -> bool:
     return state.stage is Stage.COMPLETED and state.effect is Effect.HAPPENED and state.delivered
 
 
-def _new_occurrence(newest: list[CallState], last_occurrence: int, lives: Mapping[CallId, Live], now: Now) -> Forward:
+def _new_occurrence(
+    ask: Ask, newest: list[CallState], last_occurrence: int, lives: Mapping[CallId, Live], now: Now
+) -> Forward:
     if last_occurrence == 0:
         return Forward(1, 1, "first")
     evidence = {
-        "retry_sign": False,
+        "retry_sign": ask.certain_retry,
         "owed_first_try": now.owed_first_try,
         "open": [state.call for state in newest if lives[state.call].claimed],
-        "delivered": {state.call: list(state.deliveries) for state in newest if state.delivered},
+        "delivered": {
+            state.call: list(state.deliveries) or ["acknowledged"]
+            for state in newest
+            if state.delivered or lives[state.call].delivered
+        },
         "decided": {state.call: state.decision.decision for state in newest if state.decision},
     }
     return Forward(last_occurrence + 1, 1, "second_sample", evidence=evidence)

@@ -1,6 +1,6 @@
 """The command line. Reads append nothing and work whether the proxy lives or not; decisions go to the living owner.
 
-Exit codes: 0 · 2 usage or configuration · 3 port · 4 state dir · 5 witnesses · 6 a decision does not apply · 70 poisoned.
+Exit codes: 0 · 1 the demo failed · 2 usage or configuration · 3 port · 4 state dir · 5 witnesses · 6 a decision does not apply · 70 poisoned.
 """
 
 import getpass
@@ -18,14 +18,16 @@ from ledger.errors import StartRefusedError, UnreadableRecordError
 from ledger.events import Decision
 from ledger.ids import CallId, Key
 from ledger.recovery import Acceptance
+from proxy import demo as demonstration
 from proxy import inspection, tables, wiring
+from proxy.demo_phases import EvidenceError
 from proxy.inspection import NotFoundError
 from proxy.reconcile.operator import DecisionRefusedError, Ruling
 from proxy.settings import Settings, SettingsError, load, upstream_overrides
 
 T = TypeVar("T")
 
-EXIT_USAGE, EXIT_PORT, EXIT_DECISION = 2, 3, 6
+EXIT_DEMO, EXIT_USAGE, EXIT_PORT, EXIT_DECISION = 1, 2, 3, 6
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__.splitlines()[0]
@@ -47,10 +49,8 @@ ReasonOption = Annotated[str, typer.Option("--reason", help="Goes on record, wor
 def main() -> None:
     """The console script: errors are one sentence on stderr and an exit code, never a traceback."""
     try:
-        app(standalone_mode=False)
-    except typer.Exit as done:
-        raise SystemExit(done.exit_code) from None
-    except (SettingsError, NotFoundError) as error:
+        code = app(standalone_mode=False)  # what typer.Exit carried; None where a command just returned
+    except (SettingsError, NotFoundError, EvidenceError) as error:
         _fail(str(error), EXIT_USAGE)
     except wiring.PortTakenError as error:
         _fail(str(error), EXIT_PORT)
@@ -67,6 +67,7 @@ def main() -> None:
         if show is None:
             raise
         _fail(show(), EXIT_USAGE)
+    raise SystemExit(code)
 
 
 def _fail(sentence: str, code: int) -> NoReturn:
@@ -198,6 +199,23 @@ def recover(
         "unknown; their requests are refused until you decide: sendonce calls --stage effect_unknown",
         markup=False,
     )
+
+
+@app.command()
+def demo(
+    evidence: Annotated[
+        Path | None,
+        typer.Option("--evidence", help="Keep everything in this new directory: ledgers, receipts, inspections."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """See it live: proxies are killed, started again and asked again, and the provider counts."""
+    outcomes = demonstration.run(evidence, errors)
+    if as_json:
+        _print_json(demonstration.document(outcomes))
+    else:
+        demonstration.table(out, outcomes)
+    raise typer.Exit(EXIT_DEMO if any(outcome.failures for outcome in outcomes) else 0)
 
 
 def _settings(state_dir: Path | None) -> Settings:

@@ -1,20 +1,22 @@
 """The data plane's one handler: bytes -> CallRequest -> `match decision`. It decides nothing itself and sends nothing itself."""
 
 import asyncio
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Final
+from weakref import WeakValueDictionary
 
 from aiohttp import web
 
-from ledger.errors import ConflictError, PoisonedError
+from ledger.errors import ConflictError, LedgerError, PoisonedError, UnrecordableEventError
 from ledger.events import CallPreparationFailed, CallRequested
-from ledger.ids import CallId, Head, Key, attempt_id, new_call_id
+from ledger.ids import CallId, Head, Key, Scope, attempt_id, new_call_id
 from ledger.operations import Append, Entry, Expect
 from ledger.projection import CallState
 from ledger.spool import Spool
 from ledger.stages import Effect
 from proxy import clock, manifest, refusals
-from proxy.admission import Attach, Forward, Now, Policy, Refuse, Replay, Wait, decide
+from proxy.admission import Attach, Forward, Now, Policy, Refuse, Replay, Verdict, Wait, decide
 from proxy.dialects.base import is_event_stream
 from proxy.endpoints import classify
 from proxy.front import BadBody, DoorAnswer, Entered, FrontDoor
@@ -30,8 +32,7 @@ from proxy.server import WireResponse, answer, relay
 from proxy.services import Services
 from proxy.views import since_of
 
-CONFLICTS_LIMIT: Final = 5  # races lost to other claims; more means a storm, and 503 is kinder than spinning
-DECISIONS_LIMIT: Final = 32  # decided again for any reason: attaching to what just ended, finishing what was observed
+DECISIONS_LIMIT: Final = 32  # decided again, for whatever reason; more means a storm, and 503 is kinder than spinning
 CANONICAL_INLINE_LIMIT_BYTES: Final = 1024 * 1024  # parsing more than this would stall every stream on the loop
 ACKNOWLEDGE_CHECKS_S: Final = (0.002, 0.02, 0.2)  # when to ask whether an answer's last byte was acknowledged
 
@@ -42,6 +43,7 @@ class Ingress:
     def __init__(self, services: Services) -> None:
         self._services, self._door = services, FrontDoor(services)
         self._large_body = asyncio.Semaphore(1)  # canonicalising takes several times a body's memory: one at a time
+        self._turns: WeakValueDictionary[tuple[Scope, Key], asyncio.Lock] = WeakValueDictionary()
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         self._services.registry.next_request(request.transport)
@@ -57,6 +59,10 @@ class Ingress:
             return await self._door.answer(request, own)
         except DoorAnswer as own:
             return await self._door.answer(request, own)
+        except UnrecordableEventError as error:  # what cannot be recorded is not sent
+            return await self._door.answer(
+                request, DoorAnswer(Code.BAD_FRAMING, f"The request cannot be recorded: {error}.")
+            )
         except PoisonedError:
             return await self._door.answer(request, DoorAnswer(Code.CANNOT_RECORD, close=True))
 
@@ -78,21 +84,24 @@ class Ingress:
     async def _serve(self, request: web.BaseRequest, asked: CallRequest) -> web.StreamResponse:
         policy = self._services.settings.policy(asked.route.name, asked.endpoint_class)
         now = Now(0, int(self._services.settings.timeouts.late_retry_s * 1000))
-        conflicts = 0
-        for _ in range(DECISIONS_LIMIT):
-            if conflicts >= CONFLICTS_LIMIT:
-                break
-            owed = self._services.registry.owes(asked.scope, asked.key)
-            now = replace(now, at_ms=clock.now_ms(), owed_first_try=owed)
-            history = await self._services.reader.history(asked.scope, asked.key)
-            match decide(asked.ask, history, self._services.registry.live(history.calls), policy, now):
+        decisions = 0
+        while decisions < DECISIONS_LIMIT:
+            async with AsyncExitStack() as turn:
+                await turn.enter_async_context(self._turn(asked))
+                lost_race = True
+                while lost_race and decisions < DECISIONS_LIMIT:
+                    decisions, lost_race = decisions + 1, False
+                    verdict, head = await self._decide(asked, policy, now)
+                    if isinstance(verdict, Forward):
+                        try:
+                            return await self._forward(request, asked, verdict, head, policy, turn)
+                        except ConflictError:
+                            lost_race = True
+            match verdict:
+                case Forward():
+                    break
                 case Wait() as wait:
                     now = await self._wait(wait, now)
-                case Forward() as plan:
-                    try:
-                        return await self._forward(request, asked, plan, history.head, policy)
-                    except ConflictError:
-                        conflicts += 1
                 case Attach(call):
                     if (attached := await self._attach(request, asked, call)) is not None:
                         return attached
@@ -103,12 +112,30 @@ class Ingress:
         self._services.registry.owe(asked.scope, asked.key)
         raise DoorAnswer(Code.OVERLOADED, route=asked.route)
 
+    async def _decide(self, asked: CallRequest, policy: Policy, now: Now) -> tuple[Verdict, Head | None]:
+        registry = self._services.registry
+        now = replace(now, at_ms=clock.now_ms(), owed_first_try=registry.owes(asked.scope, asked.key))
+        history = await self._services.reader.history(asked.scope, asked.key)
+        return decide(asked.ask, history, registry.live(history.calls), policy, now), history.head
+
+    def _turn(self, asked: CallRequest) -> asyncio.Lock:
+        """Requests of one key decide and claim one after another: n samples at once must not spend their tries on each
+        other. What still moves the head in between is the bookkeeping of calls in flight.
+        """
+        return self._turns.setdefault((asked.scope, asked.key), asyncio.Lock())
+
     # --- the decisions ---------------------------------------------------------------------------------------------
 
     async def _forward(
-        self, request: web.BaseRequest, asked: CallRequest, plan: Forward, head: Head | None, policy: Policy
+        self,
+        request: web.BaseRequest,
+        asked: CallRequest,
+        plan: Forward,
+        head: Head | None,
+        policy: Policy,
+        turn: AsyncExitStack,
     ) -> WireResponse:
-        """Raises ConflictError when another claim was first. The flight is alive before its admission is queued."""
+        """Raises ConflictError when another append was first. The flight is alive before its admission is queued."""
         services, call = self._services, new_call_id(clock.now_ms(), clock.entropy())
         spool = Spool(services.state_dir.spool, call)
         flight = Flight(call, asked, spool, Recording(spool), asyncio.get_running_loop().create_future())
@@ -119,9 +146,10 @@ class Ingress:
         try:
             with flight.recording.reading():
                 await flight.claimed
+                await turn.aclose()
                 self._count_claim(asked, plan)
                 return await self._relay(request, flight, claimant)
-        except ConflictError:
+        except LedgerError:
             services.registry.release(claimant)
             raise
 

@@ -6,7 +6,7 @@ Nothing here outlives the process, and nothing else counts: no process id, no cl
 """
 
 import asyncio
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -22,6 +22,7 @@ from proxy.server import still_open, unacknowledged_bytes
 
 OWED_LIMIT: Final = 65_536  # keys; a storm of refused first tries must not grow the process
 GIVE_UP_AGAIN_S: Final = 1  # a durable step takes milliseconds
+DELIVERED_REMEMBERED: Final = 4096  # calls; their `call.delivered` may be on its way to the disk for milliseconds
 
 
 @dataclass(slots=True, eq=False)
@@ -92,6 +93,7 @@ class Registry:
         self._of_connection: dict[asyncio.Transport, Claimant] = {}
         self._changed = asyncio.Event()  # replaced at each change: whoever waited wakes and looks again
         self._owed: Counter[tuple[Scope, Key]] = Counter()
+        self._delivered: OrderedDict[CallId, None] = OrderedDict()
 
     # --- flights ---------------------------------------------------------------------------------------------------
 
@@ -120,7 +122,7 @@ class Registry:
             found[state.call] = Live(
                 alive=state.call in self._flights,
                 claimed=any(claimant.holds for claimant in claimants),
-                delivered=any(claimant.delivered for claimant in claimants),
+                delivered=state.call in self._delivered or any(claimant.delivered for claimant in claimants),
             )
         return found
 
@@ -146,6 +148,7 @@ class Registry:
         claimant = self._of_connection.pop(transport, None)
         if claimant is not None:
             self._end(claimant, claimant.how(error))
+            claimant.transport = None  # its descriptor's number will be another connection's
 
     def release(self, claimant: Claimant) -> None:
         """It never came to an answer: another decision follows."""
@@ -164,6 +167,10 @@ class Registry:
 
     def _end(self, claimant: Claimant, how: DeliveredHow) -> None:
         self._forget(claimant)
+        if how != "no":
+            self._delivered[claimant.call] = None
+            if len(self._delivered) > DELIVERED_REMEMBERED:
+                self._delivered.popitem(last=False)
         self._on_delivery(claimant.call, how, claimant.disposition)
 
     def _forget(self, claimant: Claimant) -> None:

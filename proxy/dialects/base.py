@@ -22,6 +22,7 @@ from proxy.sse import Event, events
 # An answer of a model is kilobytes, with images tens of megabytes; beyond this a small body is a decompression bomb.
 DECODED_BODY_LIMIT_BYTES = 64 * 1024 * 1024
 ID_LIMIT_BYTES = 256  # every id seen is below 100; a longer one is not worth a column
+COUNT_LIMIT = 2**63 - 1  # what JSON writers and databases hold; far above any token count
 ERROR_TEXT_LIMIT_CHARS = 2000  # enough for a person; the whole text stays in the recorded body
 
 BODILESS_2XX = frozenset({204, 205})
@@ -201,11 +202,15 @@ def whole(
 
 
 def text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
+    """A string as it can be recorded: JSON may hold lone surrogates, UTF-8 may not."""
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else None
 
 
 def positive(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    """A count as it can be recorded; above 64 bits it counts nothing real."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return value if 0 <= value <= COUNT_LIMIT else None
 
 
 def flat_usage(usage: object) -> dict[str, int]:
@@ -213,17 +218,17 @@ def flat_usage(usage: object) -> dict[str, int]:
     flat: dict[str, int] = {}
     for name, value in usage.items() if isinstance(usage, dict) else ():
         if isinstance(value, dict):
-            flat.update({f"{name}.{inner}": count for inner, count in flat_usage(value).items()})
+            flat.update({f"{text(name)}.{inner}": count for inner, count in flat_usage(value).items()})
         elif (count := positive(value)) is not None:
-            flat[name] = count
+            flat[text(name) or ""] = count
     return flat
 
 
 def envelope_error(document: object) -> str | None:
     """The message of an error envelope: OpenAI, Anthropic and Gemini all have it at `error.message`."""
     error = document.get("error") if isinstance(document, dict) else None
-    message = error.get("message") if isinstance(error, dict) else None
-    return message[:ERROR_TEXT_LIMIT_CHARS] if isinstance(message, str) else None
+    message = text(error.get("message")) if isinstance(error, dict) else None
+    return None if message is None else message[:ERROR_TEXT_LIMIT_CHARS]
 
 
 def header_ids(headers: RawHeaders) -> dict[str, str]:
@@ -232,7 +237,8 @@ def header_ids(headers: RawHeaders) -> dict[str, str]:
 
 
 def body_ids(**ids: object) -> dict[str, str]:
-    return {name: value for name, value in ids.items() if isinstance(value, str) and 0 < len(value) <= ID_LIMIT_BYTES}
+    found = {name: text(value) for name, value in ids.items()}
+    return {name: value for name, value in found.items() if value and len(value) <= ID_LIMIT_BYTES}
 
 
 def stream_events(stream: bytes) -> Iterator[Event]:

@@ -33,7 +33,9 @@ class Generic:
         return False
 
     def is_whole(self, status: int, headers: RawHeaders, body: bytes) -> bool:
-        return not body or base.whole(status, headers, body)
+        if not body and not base.is_json(headers) and not base.is_event_stream(headers):
+            return True  # nothing was promised: an empty answer is an answer
+        return base.whole(status, headers, body)
 
     def interpret(self, status: int, headers: RawHeaders, body: bytes, traits: UpstreamTraits = PLAIN) -> Reading:
         return base.read_whole(VERSION, _findings, status, headers, body, traits)

@@ -30,6 +30,7 @@ from tests.harness.ledgers import (
     witnessed,
 )
 
+FULL = 2  # sqlite.org/pragma.html#pragma_synchronous
 FORBIDDEN = [
     "UPDATE event SET record = '{}'",
     "UPDATE event SET seq = seq + 1",
@@ -64,6 +65,7 @@ def test_every_append_is_committed_with_full_durability(tmp_path: Path) -> None:
     """The pragmas hold on the very connection that writes; the file is WAL for everybody."""
     with ledger_in(tmp_path) as ledger:
         held = {name: ledger.store._db.execute(f"PRAGMA {name}").fetchone()[0] for name, _ in PRAGMAS}
+        assert (held["journal_mode"], held["synchronous"], held["wal_autocheckpoint"]) == ("wal", FULL, 0)
         assert held == dict(PRAGMAS)
         assert ledger.path.stat().st_mode & 0o777 == 0o600
 

@@ -8,11 +8,14 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from blake3 import blake3
 
 from ledger.epochs import StateDir
 from proxy import inspection
@@ -20,6 +23,7 @@ from proxy import inspection
 ROOT = Path(__file__).resolve().parents[2]
 START_LIMIT_S = 30
 ANSWER_LIMIT_S = 30
+ASK_AGAIN_S = 0.03
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,15 @@ class Process:
         if self.child.poll() is None:
             self.kill()
         self._close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Asks again and again; a condition that never holds fails the test."""
+    deadline = time.monotonic() + ANSWER_LIMIT_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {ANSWER_LIMIT_S} s: {condition}")
+        time.sleep(ASK_AGAIN_S)
 
 
 class StartFailed(Exception):  # noqa: N818 - an outcome that tests expect
@@ -209,6 +222,23 @@ class Rig:
     def status(self) -> dict[str, Any]:
         return asyncio.run(inspection.status(self.paths))
 
+    def settled(self) -> None:
+        """Until nothing is in flight and no event has followed for a moment: deliveries are recorded when sockets close."""
+        seen = -1
+
+        def still() -> bool:
+            nonlocal seen
+            status = self.status()
+            before, seen = seen, status["events"]
+            return not status["in_flight"] and seen == before
+
+        until(still)
+
+    def await_receipt(self, body: bytes, count: int = 1) -> None:
+        """Until the provider has written down that many receipts of exactly these bytes."""
+        digest = blake3(body).hexdigest()
+        until(lambda: [line["body_blake3"] for line in self.provider_receipts()].count(digest) >= count)
+
     @property
     def paths(self) -> StateDir:
         return StateDir(self.state_dir, self.state_dir / "receipts")
@@ -230,8 +260,8 @@ class Rig:
                 process.close()
 
 
-def start_provider(receipts: Path, *extra: str) -> Process:
-    arguments = ["-m", "synthetic_provider", "--port", "0", "--receipts", str(receipts), *extra]
+def start_provider(receipts: Path, *extra: str, port: int = 0) -> Process:
+    arguments = ["-m", "synthetic_provider", "--port", str(port), "--receipts", str(receipts), *extra]
     return Process(arguments, r"on http://[^ ]*:(\d+)")
 
 

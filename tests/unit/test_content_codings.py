@@ -22,12 +22,12 @@ def raw_deflate(body: bytes) -> bytes:
 
 
 ENCODED = {
-    b"gzip": gzip.compress(MESSAGE_STREAM),
-    b"x-gzip, identity": gzip.compress(MESSAGE_STREAM[:100]) + gzip.compress(MESSAGE_STREAM[100:]),
+    b"gzip": gzip.compress(MESSAGE_STREAM, mtime=0),
+    b"x-gzip, identity": gzip.compress(MESSAGE_STREAM[:100], mtime=0) + gzip.compress(MESSAGE_STREAM[100:]),
     b"deflate": zlib.compress(MESSAGE_STREAM),
     b"Deflate": raw_deflate(MESSAGE_STREAM),
     b"zstd": zstandard.compress(MESSAGE_STREAM),
-    b"gzip, zstd": zstandard.compress(gzip.compress(MESSAGE_STREAM)),
+    b"gzip, zstd": zstandard.compress(gzip.compress(MESSAGE_STREAM, mtime=0)),
 }
 
 

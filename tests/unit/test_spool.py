@@ -122,8 +122,10 @@ def test_files_are_private_and_a_name_is_used_once(tmp_path: Path) -> None:
     """0600, and never continued: a second spool of one name raises and changes nothing."""
     write(tmp_path)
     assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o600}
+    second = Spool(tmp_path, "a1")
     with pytest.raises(FileExistsError):
-        Spool(tmp_path, "a1")
+        second.head(HEAD)
+    second.close()
     assert salvaged_bytes(tmp_path) == BODY
 
 
