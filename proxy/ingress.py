@@ -1,7 +1,7 @@
 """The data plane's one handler: bytes -> CallRequest -> `match decision`. It decides nothing itself and sends nothing itself."""
 
 import asyncio
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import Final
 from weakref import WeakValueDictionary
@@ -16,7 +16,7 @@ from ledger.projection import CallState
 from ledger.spool import Spool
 from ledger.stages import Effect
 from proxy import clock, manifest, refusals
-from proxy.admission import Attach, Forward, Now, Policy, Refuse, Replay, Verdict, Wait, decide
+from proxy.admission import Attach, Forward, Now, Policy, Refuse, Replay, Wait, decide
 from proxy.dialects.base import is_event_stream
 from proxy.endpoints import classify
 from proxy.front import BadBody, DoorAnswer, Entered, FrontDoor
@@ -84,22 +84,10 @@ class Ingress:
     async def _serve(self, request: web.BaseRequest, asked: CallRequest) -> web.StreamResponse:
         policy = self._services.settings.policy(asked.route.name, asked.endpoint_class)
         now = Now(0, int(self._services.settings.timeouts.late_retry_s * 1000))
-        decisions = 0
-        while decisions < DECISIONS_LIMIT:
-            async with AsyncExitStack() as turn:
-                await turn.enter_async_context(self._turn(asked))
-                lost_race = True
-                while lost_race and decisions < DECISIONS_LIMIT:
-                    decisions, lost_race = decisions + 1, False
-                    verdict, head = await self._decide(asked, policy, now)
-                    if isinstance(verdict, Forward):
-                        try:
-                            return await self._forward(request, asked, verdict, head, policy, turn)
-                        except ConflictError:
-                            lost_race = True
-            match verdict:
-                case Forward():
-                    break
+        for _ in range(DECISIONS_LIMIT):
+            match await self._decide(request, asked, policy, now):
+                case WireResponse() as forwarded:
+                    return forwarded
                 case Wait() as wait:
                     now = await self._wait(wait, now)
                 case Attach(call):
@@ -109,14 +97,28 @@ class Ingress:
                     return await self._replay(request, asked, call)
                 case Refuse(code, call):
                     return await self._refuse(request, asked, code, call)
-        self._services.registry.owe(asked.scope, asked.key)
-        raise DoorAnswer(Code.OVERLOADED, route=asked.route)
+        raise self._overloaded(asked)
 
-    async def _decide(self, asked: CallRequest, policy: Policy, now: Now) -> tuple[Verdict, Head | None]:
+    async def _decide(
+        self, request: web.BaseRequest, asked: CallRequest, policy: Policy, now: Now
+    ) -> WireResponse | Wait | Attach | Replay | Refuse:
+        """In the key's turn. A Forward is applied here: its append is the claim, and who loses it decides again."""
         registry = self._services.registry
-        now = replace(now, at_ms=clock.now_ms(), owed_first_try=registry.owes(asked.scope, asked.key))
-        history = await self._services.reader.history(asked.scope, asked.key)
-        return decide(asked.ask, history, registry.live(history.calls), policy, now), history.head
+        async with AsyncExitStack() as turn:
+            await turn.enter_async_context(self._turn(asked))
+            for _ in range(DECISIONS_LIMIT):
+                now = replace(now, at_ms=clock.now_ms(), owed_first_try=registry.owes(asked.scope, asked.key))
+                history = await self._services.reader.history(asked.scope, asked.key)
+                verdict = decide(asked.ask, history, registry.live(history.calls), policy, now)
+                if not isinstance(verdict, Forward):
+                    return verdict
+                with suppress(ConflictError):
+                    return await self._forward(request, asked, verdict, history.head, policy, turn)
+        raise self._overloaded(asked)
+
+    def _overloaded(self, asked: CallRequest) -> DoorAnswer:
+        self._services.registry.owe(asked.scope, asked.key)
+        return DoorAnswer(Code.OVERLOADED, route=asked.route)
 
     def _turn(self, asked: CallRequest) -> asyncio.Lock:
         """Requests of one key decide and claim one after another: n samples at once must not spend their tries on each

@@ -14,6 +14,7 @@ from proxy.refusals import CODES, GROUPS, Code, Column, Group, column, lost_answ
 FINAL_CODES = [
     "effect_unknown",
     "effect_happened",
+    "protocol_marker_invalid",
     "drift",
     "parked",
     "response_lost",
