@@ -86,8 +86,9 @@ def media_type(raw: RawHeaders) -> bytes:
 
 
 def as_text(raw: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    """For aiohttp's client, which takes text.
+    """For aiohttp's client, which takes text. A repeated name gets the spelling of its first: aiohttp would drop the first value.
 
     Raises UnicodeDecodeError where a value is not UTF-8: aiohttp's C serializer would drop such bytes in silence.
     """
-    return [(name.decode("ascii"), value.decode("utf-8")) for name, value in raw]
+    spelled: dict[bytes, str] = {}
+    return [(spelled.setdefault(name.lower(), name.decode("ascii")), value.decode("utf-8")) for name, value in raw]

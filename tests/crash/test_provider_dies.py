@@ -1,7 +1,6 @@
 """The provider dies, resets or is not there: the client hears the truth, and the same request gets the same truth."""
 
 import http.client
-import socket
 from contextlib import closing
 from typing import Final
 
@@ -111,16 +110,3 @@ def test_provider_killed_while_it_holds_is_lost(running: Rig) -> None:
     assert (answer.status, answer.code) == (400, "effect_unknown")
     assert running.chat(body).code == "effect_unknown"
     assert len(receipts_of(running, body)) == 1
-
-
-def test_provider_that_accepts_and_never_reads_is_not_called_served(running: Rig) -> None:
-    """A listener that is gone right after accept: whatever is proven, never a success."""
-    running.provider_process.kill()
-    with socket.create_server(("127.0.0.1", running.provider_process.port)) as deaf:
-        body = chat()
-        with closing(begin(running, CHAT_PATH, body)) as connection:
-            deaf.accept()[0].close()
-            answer, _ = read_until_cut(connection)
-    assert answer is not None
-    assert answer.status in (400, 503)
-    assert call_of(running)["stage"] in ("effect_unknown", "not_sent", "manifest_recorded")

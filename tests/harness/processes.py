@@ -80,7 +80,9 @@ class Process:
             if found := re.search(ready, line):
                 self.port = int(found[1])
                 return
-        raise StartFailed(self.child.wait(), "".join(self.said), self.child.stderr.read() if self.child.stderr else "")
+        self.child.wait()
+        self._close()
+        raise StartFailed(self.child.returncode, "".join(self.said), self.complained)
 
     def wait(self) -> int:
         """Until it ends by itself; its exit code (negative: the signal)."""
@@ -165,6 +167,8 @@ class Rig:
 
     def start(self, failpoints: str = "", *extra: str) -> Process:
         """Starts a proxy over the state dir; the one before must be dead. Raises StartFailed."""
+        if self.proxy_process is not None and self.proxy_process.child.poll() is not None:
+            self.proxy_process.close()
         arguments = ["-m", "proxy", "serve", "--port", "0", "--state-dir", str(self.state_dir)]
         for name in ("openai", "anthropic"):
             arguments += ["--upstream", f"{name}={self.provider_url}"]
