@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from ledger.calls import CallState
 from ledger.events import CallRequested
 from ledger.ids import Head, attempt_id
-from ledger.projection import CallState
 from ledger.stages import Effect, Stage
 
 

@@ -86,6 +86,8 @@ class CallRequested:
     accepts_attempt: str | None = None
     authority: Authority | None = None
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    caller_kind: str = "unknown"
+    caller_rotates: bool = False
 
 
 @dataclass(frozen=True, slots=True)

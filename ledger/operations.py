@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ledger.bodies import Packed
+from ledger.calls import CallState
 from ledger.events import Event, Recorded
 from ledger.ids import CallId, Digest, Head, Key, Scope
-from ledger.projection import CallState
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,13 @@ from typing import Final
 
 from ledger import bodies
 from ledger.bodies import Packed
+from ledger.calls import CallState
 from ledger.codec import decode, digest_of
 from ledger.errors import StateDirError, UnreadableRecordError
 from ledger.events import EpochOpened, Event, Recorded
 from ledger.ids import CallId, Digest
 from ledger.ladder import UNFINISHED, Evidence
-from ledger.projection import CallState, project
+from ledger.projection import project
 
 FORMAT: Final = 1
 APPLICATION_ID: Final = 0x53454E44  # "SEND", so that file(1) and doctor know whose database it is

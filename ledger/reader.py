@@ -11,11 +11,12 @@ from urllib.parse import quote
 import aiosqlite
 
 from ledger import bodies, queries
+from ledger.calls import CallState
 from ledger.claims import KeyHistory
 from ledger.errors import StateDirError, UnreadableRecordError
 from ledger.events import Recorded
 from ledger.ids import CallId, Digest, Head, Key, Scope
-from ledger.projection import CallState, project
+from ledger.projection import project
 
 
 class Reader:

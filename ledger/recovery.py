@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 import orjson
 
 from ledger import bodies, spool
+from ledger.calls import CallState
 from ledger.epochs import FileIdentity, StateDir, file_identity, secret_check
 from ledger.errors import StateDirError, WitnessesDisagreeError
 from ledger.events import (
@@ -27,7 +28,6 @@ from ledger.events import (
 from ledger.failpoints import passed
 from ledger.ids import CallId, attempt_id
 from ledger.operations import Append, Entry
-from ledger.projection import CallState
 from ledger.receipts import Line, Position, ReceiptLog, read_since
 from ledger.sqlite import Store
 
@@ -177,6 +177,7 @@ def _salvage(store: Store, state_dir: StateDir, state: CallState, judge: Judge, 
     with found.body_path.open("rb") as stream:
         packed = bodies.pack_stream(stream)
     whole = judge(state, head, found.body_path)
+    is_kept = state.manifest is None or state.manifest.body.kept  # what may not be kept live may not be kept now
     observation: ObservationKind = "response" if whole else "partial"
     event = AttemptObserved(
         observation=observation,
@@ -186,9 +187,10 @@ def _salvage(store: Store, state_dir: StateDir, state: CallState, judge: Judge, 
         reason_phrase=head["reason_phrase"],
         headers=tuple((name, value) for name, value in head["headers"]),
         framing=head["framing"],
-        body=Body(packed.digest, packed.size),
+        body=Body(packed.digest, packed.size, is_kept),
     )
-    _commit(store, Append((Entry(state.call, state.attempt.number, event),), bodies=(packed,)), now_ms)
+    kept = (packed,) if is_kept else ()
+    _commit(store, Append((Entry(state.call, state.attempt.number, event),), bodies=kept), now_ms)
     return True
 
 

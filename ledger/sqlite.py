@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Final, Literal
 
 from ledger import queries
+from ledger.calls import CallState
 from ledger.claims import claim_fault
 from ledger.codec import chained, encode
 from ledger.errors import ClaimLostError, ConflictError, IllegalTransitionError, StateDirError
 from ledger.events import AttemptStarted, CallRequested, EpochClosed, EpochOpened, Recorded
 from ledger.ids import NO_CHAIN, CallId, Digest, Head, Key, Scope
 from ledger.operations import Append, Appended
-from ledger.projection import CallState, fold
+from ledger.projection import fold
 from ledger.stages import Effect
 
 STATES_CACHED: Final = 4096  # calls; a state is a few hundred bytes, and only calls in flight are written often

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
+from ledger.calls import CallState
 from ledger.claims import KeyHistory
 from ledger.events import Authority, WhyNew
 from ledger.ids import CallId, Digest, attempt_id
 from ledger.ladder import Evidence
-from ledger.projection import CallState
 from ledger.stages import Effect, Stage
 from proxy.refusals import Code
 

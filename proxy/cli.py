@@ -14,16 +14,18 @@ import typer
 import uvloop
 from rich.console import Console
 
+from ledger.epochs import StateDir
 from ledger.errors import StartRefusedError, UnreadableRecordError
 from ledger.events import Decision
 from ledger.ids import CallId, Key
 from ledger.recovery import Acceptance
+from ledger.stages import Stage
 from proxy import demo as demonstration
 from proxy import inspection, tables, wiring
 from proxy.demo_phases import EvidenceError
 from proxy.inspection import NotFoundError
 from proxy.reconcile.operator import DecisionRefusedError, Ruling
-from proxy.settings import Settings, SettingsError, load, upstream_overrides
+from proxy.settings import SettingsError, load, upstream_overrides
 
 T = TypeVar("T")
 
@@ -108,7 +110,7 @@ def status(state_dir: StateDirOption = None, as_json: JsonOption = False) -> Non
 def calls(
     state_dir: StateDirOption = None,
     as_json: JsonOption = False,
-    stage: Annotated[str | None, typer.Option(help="Only calls in this stage, as effect_unknown.")] = None,
+    stage: Annotated[Stage | None, typer.Option(help="Only calls in this stage.")] = None,
     key: Annotated[str | None, typer.Option(help="Only calls of this idempotency key.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many of the newest calls to look at.")] = 1000,
 ) -> None:
@@ -151,6 +153,7 @@ def reconcile(
     park: Annotated[bool, typer.Option("--park", help="Leave it alone: refused until another decision.")] = False,
     succeeds: Annotated[int | None, typer.Option(help="The seq of the decision that this one replaces.")] = None,
     by: Annotated[str | None, typer.Option(help="Who decides. Default: the user's login name.")] = None,
+    config: ConfigOption = None,
     state_dir: StateDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -167,7 +170,7 @@ def reconcile(
     if not reason.strip():
         _fail("--reason is empty. Say why, for whoever reads the record.", EXIT_USAGE)
     ruling = Ruling(chosen[0], reason, by or getpass.getuser(), succeeds)
-    sentence = _run(inspection.reconcile(_settings(state_dir), CallId(call), ruling))
+    sentence = _run(inspection.reconcile(load(config, {"state_dir": state_dir}), CallId(call), ruling))
     if as_json:
         _print_json({"call_id": call, "decision": ruling.decision, "sentence": sentence})
     else:
@@ -218,12 +221,8 @@ def demo(
     raise typer.Exit(EXIT_DEMO if any(outcome.failures for outcome in outcomes) else 0)
 
 
-def _settings(state_dir: Path | None) -> Settings:
-    return load(None, {"state_dir": state_dir})
-
-
-def _state_dir(state_dir: Path | None) -> Any:
-    return wiring.state_dir_of(_settings(state_dir))
+def _state_dir(state_dir: Path | None) -> StateDir:
+    return wiring.state_dir_of(load(None, {"state_dir": state_dir}))
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:

@@ -35,7 +35,7 @@ from proxy.demo_phases import (
 Facts = dict[str, Any]
 
 HELD: Final = "synthetic/hold=600,times=1"  # holds the first request of a body, answers the second at once
-SLOW: Final = "synthetic/delay=0.3"  # between head and body: the head's event gets a commit of its own
+SLOW: Final = "synthetic/delay=0.5"  # between head and body: the head's event gets a commit of its own
 CASES_AT_ONCE: Final = 2
 # What a phase may end in on a proxy that breaks its promises; the case then fails with that sentence.
 UNFINISHED: Final = (PhaseError, OSError, HTTPException, SubprocessError, ValueError, KeyError, IndexError)

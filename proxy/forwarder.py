@@ -33,15 +33,16 @@ from proxy.admission import Forward, Policy
 from proxy.dialects.base import DECODED_BODY_LIMIT_BYTES, header_ids, is_event_stream, is_json
 from proxy.headers import RESPONSE_STORED, find, stored
 from proxy.inflight import Head as WireHead
-from proxy.inflight import OwnAnswer, State
+from proxy.inflight import State
 from proxy.interpreter import Interpreter
 from proxy.liveness import Flight
 from proxy.manifest import as_pairs, injected
-from proxy.refusals import Code
+from proxy.refusals import Code, OwnAnswer
 from proxy.sse import EventHold, Hold, LastByteHold
 from proxy.upstream import Answer, AttemptFailed, Upstream
 
 ATTEMPTS_LIMIT: Final = 2  # in one call, after a proven `not_sent`: a dead pooled connection deserves a second one
+NO_EVIDENCE: Final = "no_terminal_evidence"
 REDIRECTS: Final = frozenset({300, 301, 302, 303, 305, 306, 307, 308})
 
 
@@ -59,8 +60,11 @@ class Attempt:
 class Forwarder:
     """Stateless; the flight carries everything of one call."""
 
-    def __init__(self, epoch: int, writer: Writer, upstream: Upstream, interpreter: Interpreter) -> None:
+    def __init__(
+        self, epoch: int, writer: Writer, upstream: Upstream, interpreter: Interpreter, command_options: str
+    ) -> None:
         self._epoch, self._writer, self._upstream, self._interpreter = epoch, writer, upstream, interpreter
+        self._command_options = command_options
 
     async def forward(self, flight: Flight, plan: Forward, head: Head | None, policy: Policy) -> None:
         """Never raises what the provider or the network did: that is recorded. Raises PoisonedError and what is fatal."""
@@ -78,7 +82,7 @@ class Forwarder:
                         break
             await self._interpreter.finish(flight.call)
         except ClaimLostError:  # settled or superseded between claim and start: nothing was sent
-            flight.recording.answer_instead(_own_answer(flight, Attempt(1), Code.IN_PROGRESS))
+            flight.recording.answer_instead(self._own_answer(flight, Attempt(1), Code.IN_PROGRESS))
         except LedgerError as error:
             if flight.claimed.done():
                 raise
@@ -106,11 +110,10 @@ class Forwarder:
         finally:
             flight.interruptible = False
         attempt.packed = await _pack(flight)
-        is_whole = await self._is_whole(flight, attempt, answer)
+        ended_by = await self._ended_by(flight, attempt, answer)
+        is_whole = ended_by != NO_EVIDENCE
         passed("before-observed")
-        await self._observe(
-            flight, attempt, "response" if is_whole else "partial", _ended_by(answer, is_whole=is_whole)
-        )  # BARRIER 2
+        await self._observe(flight, attempt, "response" if is_whole else "partial", ended_by)  # BARRIER 2
         passed("after-observed")
         passed("before-release")
         self._release(flight, attempt, is_whole=is_whole)
@@ -138,7 +141,8 @@ class Forwarder:
         ]
         if head is not None and (resumed := manifest.resumed(plan, head)) is not None:
             entries.append(Entry(call, None, resumed))
-        await self._writer.append(Append(tuple(entries), Expect(request.scope, request.key, head), (request.packed,)))
+        bodies = (request.packed,) if request.is_kept else ()
+        await self._writer.append(Append(tuple(entries), Expect(request.scope, request.key, head), bodies))
 
     async def _start(self, flight: Flight, attempt: Attempt) -> None:
         """Conditional: raises ClaimLostError if the call was settled, superseded or abandoned meanwhile. Nothing was sent then."""
@@ -162,12 +166,13 @@ class Forwarder:
             reason_phrase=answer.reason if answer else "",
             headers=_recorded(answer) if answer else (),
             framing=answer.framing if answer else None,
-            body=Body(packed.digest, packed.size) if packed else None,
+            body=Body(packed.digest, packed.size, flight.request.is_kept) if packed else None,
         )
         digest = packed.digest if packed else None
+        bodies = (packed,) if packed and flight.request.is_kept else ()
         entry = Entry(flight.call, attempt.number, observed)
         receipt = Receipt("received", flight.call, attempt.number, Digest(digest) if digest else None)
-        appended = await self._writer.append(Append((entry,), bodies=(packed,) if packed else (), receipt=receipt))
+        appended = await self._writer.append(Append((entry,), bodies=bodies, receipt=receipt))
         flight.recording.discard_spool()
         return appended
 
@@ -188,26 +193,26 @@ class Forwarder:
             bodyless = answer.framing == "none"
             flight.recording.begin(WireHead(answer.status, answer.reason, answer.headers, answer.length, bodyless))
 
-    async def _is_whole(self, flight: Flight, attempt: Attempt, answer: Answer) -> bool:
-        """Has the framing ended, and with the terminal evidence the dialect requires? (I13)"""
-        if answer.framing == "none":
-            return True
-        if isinstance(attempt.hold, EventHold) and attempt.hold.terminal_seen:
-            return True
+    async def _ended_by(self, flight: Flight, attempt: Attempt, answer: Answer) -> str:
+        """The framing has ended. With the terminal evidence that the dialect requires (I13), or with none to be had?"""
+        if answer.framing == "none" or (isinstance(attempt.hold, EventHold) and attempt.hold.terminal_seen):
+            return "complete"
         judged = is_json(answer.headers) or is_event_stream(answer.headers)
         if not judged or flight.spool.size > DECODED_BODY_LIMIT_BYTES:
-            return True  # the framing alone decides
+            return "unproven" if answer.framing == "close" else "complete"
         body = flight.spool.pread(0, flight.spool.size)
         judge = flight.request.dialect.is_whole
         if len(body) <= INLINE_LIMIT_BYTES:
-            return judge(answer.status, answer.headers, body)
-        return await asyncio.to_thread(judge, answer.status, answer.headers, body)
+            is_whole = judge(answer.status, answer.headers, body)
+        else:
+            is_whole = await asyncio.to_thread(judge, answer.status, answer.headers, body)
+        return "complete" if is_whole else NO_EVIDENCE
 
     def _release(self, flight: Flight, attempt: Attempt, *, is_whole: bool) -> None:
         recording, answer = flight.recording, attempt.answer
         assert answer is not None
         if recording.head is None:
-            recording.answer_instead(_own_answer(flight, attempt, Code.REDIRECT_REFUSED))
+            recording.answer_instead(self._own_answer(flight, attempt, Code.REDIRECT_REFUSED))
         elif is_whole:
             recording.end(State.COMMITTED)
         else:
@@ -217,13 +222,13 @@ class Forwarder:
         """Records what is proven about the failed try, and tells the client. True: proven not sent, and one more try is due."""
         if not attempt.started:
             await self._writer.append(Append((Entry(flight.call, None, CallAbandoned(str(failure))),)))
-            flight.recording.answer_instead(_own_answer(flight, attempt, Code.UPSTREAM_UNREACHABLE))
+            flight.recording.answer_instead(self._own_answer(flight, attempt, Code.UPSTREAM_UNREACHABLE))
             return False
         if failure.kind == "not_sent":
             await self._observe(flight, attempt, "not_sent", type(failure.error).__name__, failure.proof)
             if attempt.number < ATTEMPTS_LIMIT:
                 return True
-            flight.recording.answer_instead(_own_answer(flight, attempt, Code.UPSTREAM_UNREACHABLE))
+            flight.recording.answer_instead(self._own_answer(flight, attempt, Code.UPSTREAM_UNREACHABLE))
             return False
         attempt.packed = await _pack(flight) if attempt.answer else None
         ended_by = "client_abort" if flight.abandoned else type(failure.error).__name__
@@ -231,19 +236,24 @@ class Forwarder:
         if flight.recording.head is not None:
             flight.recording.end(State.CUT, _error_event(flight, attempt))
         else:
-            code = refusals.lost_answer(accepts=policy.on_unknown)
-            flight.recording.answer_instead(_own_answer(flight, attempt, code))
+            accepts = policy.after_cut_stream if attempt.answer else policy.on_unknown
+            code = refusals.lost_answer(accepts=accepts)
+            flight.recording.answer_instead(self._own_answer(flight, attempt, code))
         return False
+
+    def _own_answer(self, flight: Flight, attempt: Attempt, code: Code) -> OwnAnswer:
+        return refusals.render(
+            code,
+            refusals.column(flight.request.route.upstream.family),
+            call=flight.call,
+            attempt=attempt_id(flight.call, attempt.number),
+            since="this moment",
+            options=self._command_options,
+        )
 
 
 def _recorded(answer: Answer) -> Pairs:
     return as_pairs(stored(answer.headers, RESPONSE_STORED))
-
-
-def _ended_by(answer: Answer, *, is_whole: bool) -> str:
-    if not is_whole:
-        return "no_terminal_evidence"
-    return "unproven" if answer.framing == "close" else "complete"
 
 
 async def _pack(flight: Flight) -> Packed:
@@ -256,17 +266,6 @@ async def _pack(flight: Flight) -> Packed:
 def _pack_file(fd: int) -> Packed:
     with open(fd, "rb", closefd=False) as stream:  # its offset is at the start: writes and reads name theirs
         return pack_stream(stream)
-
-
-def _own_answer(flight: Flight, attempt: Attempt, code: Code) -> OwnAnswer:
-    rendered = refusals.render(
-        code,
-        refusals.column(flight.request.route.upstream.family),
-        call=flight.call,
-        attempt=attempt_id(flight.call, attempt.number),
-        since="this moment",
-    )
-    return OwnAnswer(rendered.status, rendered.headers, rendered.body)
 
 
 def _error_event(flight: Flight, attempt: Attempt) -> bytes:

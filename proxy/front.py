@@ -10,9 +10,9 @@ from aiohttp import web
 from proxy import keys, refusals
 from proxy.endpoints import EndpointClass, classify
 from proxy.headers import RawHeaders, as_text, end_to_end
-from proxy.inflight import Head, OwnAnswer
+from proxy.inflight import Head
 from proxy.manifest import CallRequest, Route
-from proxy.refusals import Code, Column
+from proxy.refusals import Code, Column, OwnAnswer
 from proxy.server import BodyBroke, BodyTooLarge, WireResponse, answer, read_body
 from proxy.services import Services
 from proxy.target import target_fault
@@ -94,8 +94,7 @@ class FrontDoor:
         column = refusals.column(route.upstream.family) if route else Column.OTHERS
         self._services.activity.refused(route.name if route else "-", own.code)
         rendered = refusals.render(own.code, column, own.text)
-        to_write = OwnAnswer(rendered.status, rendered.headers, rendered.body)
-        return await answer(request, to_write, (REFUSED,), close=own.close)
+        return await answer(request, rendered, (REFUSED,), close=own.close)
 
     def _route(self, target: str) -> Route:
         path, mark, query = target.partition("?")

@@ -14,6 +14,7 @@ from typing import Final
 
 from ledger.spool import Spool
 from proxy.headers import RawHeaders
+from proxy.refusals import OwnAnswer
 
 READ_BYTES: Final = 64 * 1024
 
@@ -32,15 +33,6 @@ class Head:
     def is_end(self) -> bool:
         """Nothing follows the head, so the head itself is the end that waits for the commit (I2)."""
         return self.bodyless or self.length == 0
-
-
-@dataclass(frozen=True, slots=True)
-class OwnAnswer:
-    """An answer by the proxy itself, whole and small."""
-
-    status: int
-    headers: RawHeaders
-    body: bytes
 
 
 class State(StrEnum):

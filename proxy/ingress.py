@@ -8,20 +8,20 @@ from weakref import WeakValueDictionary
 
 from aiohttp import web
 
+from ledger.calls import CallState
 from ledger.errors import ConflictError, LedgerError, PoisonedError, UnrecordableEventError
 from ledger.events import CallPreparationFailed, CallRequested
 from ledger.ids import CallId, Head, Key, Scope, attempt_id, new_call_id
 from ledger.operations import Append, Entry, Expect
-from ledger.projection import CallState
 from ledger.spool import Spool
 from ledger.stages import Effect
 from proxy import clock, manifest, refusals
 from proxy.admission import Attach, Forward, Now, Policy, Refuse, Replay, Wait, decide
 from proxy.dialects.base import is_event_stream
-from proxy.endpoints import classify
+from proxy.endpoints import EndpointClass, classify
 from proxy.front import BadBody, DoorAnswer, Entered, FrontDoor
 from proxy.headers import RawHeaders
-from proxy.inflight import OwnAnswer, Recording
+from proxy.inflight import Recording
 from proxy.interpreter import dialect_of
 from proxy.keys import KeyFault, explicit_key
 from proxy.liveness import Claimant, Flight
@@ -212,10 +212,10 @@ class Ingress:
             attempt=attempt_id(call.call, call.attempt.number) if call.attempt else None,
             since=since_of(call),
             next_operation=call.next_operation,
+            options=self._services.command_options,
         )
         self._services.activity.refused(asked.route.name, code, call=call.call)
-        own = OwnAnswer(rendered.status, rendered.headers, rendered.body)
-        return await answer(request, own, _marks(call.call, "refused"))
+        return await answer(request, rendered, _marks(call.call, "refused"))
 
     async def _wait(self, wait: Wait, now: Now) -> Now:
         timeouts = self._services.settings.timeouts
@@ -258,8 +258,11 @@ class Ingress:
         scope, caller = manifest.scope_and_caller(self._services.secret, own.route.name, request.raw_headers, target)
         history = await self._services.reader.history(scope, Key(key))
         newest = max(history.calls, key=lambda state: state.generation, default=None)
-        if newest is not None and (newest.effect is not Effect.ABSENT or newest.superseded_by is not None):
+        if newest is not None and (newest.effect is not Effect.ABSENT or self._services.registry.flight(newest.call)):
             return  # what stands is more than a failed preparation could say
+        endpoint_class = classify(request.method, target)
+        if endpoint_class is EndpointClass.SAFE:
+            return
         call = new_call_id(clock.now_ms(), clock.entropy())
         requested = CallRequested(
             scope=scope,
@@ -269,10 +272,12 @@ class Ingress:
             generation=newest.generation + 1 if newest else 1,
             epoch=self._services.epoch,
             upstream=own.route.name,
-            endpoint_class=classify(request.method, target),
+            endpoint_class=endpoint_class,
             dialect="generic",
             caller=caller.fingerprint,
             caller_exact=caller.exact,
+            caller_kind=caller.kind,
+            caller_rotates=caller.rotating,
             why_new="resumed" if newest else "first",
             continues=newest.call if newest else None,
         )

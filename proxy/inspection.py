@@ -28,6 +28,11 @@ UNRESOLVED_STAGES = (Stage.EFFECT_UNKNOWN, Stage.EFFECT_HAPPENED, Stage.CORRUPTI
 UNRESOLVED_LOOKED_AT = 100_000  # calls `status` counts over; beyond it, it says so
 
 
+ROTATING = (
+    "When it changes, the same request comes from another caller and is no longer refused: decide about them first."
+)
+
+
 class NotFoundError(Exception):
     """What was asked for is not in the ledger. Exit code 2."""
 
@@ -92,7 +97,7 @@ async def status(state_dir: StateDir) -> dict[str, Any]:
     alive = set(owner["alive"]) if owner else set()
     stages: dict[str, int] = {}
     for state in states:
-        stages[state.stage] = stages.get(state.stage, 0) + 1
+        stages[state.stage.value] = stages.get(state.stage.value, 0) + 1
     unresolved = [state for state in states if state.stage in UNRESOLVED_STAGES and state.call not in alive]
     return {
         "state_dir": str(state_dir.root),
@@ -105,6 +110,7 @@ async def status(state_dir: StateDir) -> dict[str, Any]:
         "head": {"seq": head.seq, "chain": head.chain} if head else None,
         "in_flight": sorted(alive) if owner else None,
         "unresolved": [state.call for state in unresolved],
+        "rotating": [state.call for state in unresolved if state.requested and state.requested.caller_rotates],
         "stages": stages,
         "calls_looked_at": len(states),
     }
@@ -180,7 +186,24 @@ async def doctor(settings: Settings, state_dir: StateDir) -> list[Finding]:
         ]
     owner = await alive_calls(state_dir)
     says = f"an owner of epoch {owner['epoch']} answers" if owner else "no owner answers; the state dir is at rest"
-    return [*findings, Finding("owner", ok=True, says=says), await _ledger(state_dir), _receipts(state_dir)]
+    return [
+        *findings,
+        Finding("owner", ok=True, says=says),
+        await _callers(state_dir),
+        await _ledger(state_dir),
+        _receipts(state_dir),
+    ]
+
+
+async def _callers(state_dir: StateDir) -> Finding:
+    try:
+        rotating = (await status(state_dir))["rotating"]
+    except (LedgerError, sqlite3.DatabaseError):
+        return Finding("callers", ok=True, says="not looked at: see the ledger below")
+    says = "no unresolved call hangs on a short-lived credential"
+    if rotating:
+        says = f"{len(rotating)} unresolved calls are known by a short-lived credential only. {ROTATING}"
+    return Finding("callers", ok=True, says=says)
 
 
 def _permissions(state_dir: StateDir) -> Finding:

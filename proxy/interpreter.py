@@ -5,10 +5,12 @@ It reads the ledger only: what a client saw was durable before, and what is conc
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from ledger.bodies import INLINE_LIMIT_BYTES
+from ledger.calls import CallState
 from ledger.errors import IllegalTransitionError
 from ledger.events import (
     AttemptCompleted,
@@ -20,11 +22,10 @@ from ledger.failpoints import passed
 from ledger.ids import CallId
 from ledger.ladder import Evidence
 from ledger.operations import Append, Entry
-from ledger.projection import CallState
 from ledger.reader import Reader
 from ledger.writer import Writer
 from proxy.dialects import registry
-from proxy.dialects.base import DECODED_BODY_LIMIT_BYTES, Dialect, Reading, is_event_stream, is_json
+from proxy.dialects.base import DECODED_BODY_LIMIT_BYTES, Dialect, Outcome, Reading, is_event_stream, is_json
 from proxy.effects import PLAIN, UpstreamTraits
 from proxy.endpoints import Family
 from proxy.headers import find
@@ -72,14 +73,14 @@ class Interpreter:
         assert state.attempt is not None
         observed = state.attempt.observed
         assert observed is not None
-        body = b""
-        if observed.body is not None and observed.body.kept:
-            body = b"".join([piece async for piece in self._reader.body(observed.body.digest)])
         dialect, traits = dialect_of(self._settings, state)
-        arguments = (observed.status or 0, as_headers(observed.headers), body, traits)
+        headers, status = as_headers(observed.headers), observed.status or 0
+        if observed.body is None or not observed.body.kept:
+            return replace(dialect.interpret(status, headers, b"", traits), outcome=Outcome.UNREADABLE)
+        body = b"".join([piece async for piece in self._reader.body(observed.body.digest)])
         if len(body) <= INLINE_LIMIT_BYTES:
-            return dialect.interpret(*arguments)
-        return await asyncio.to_thread(dialect.interpret, *arguments)
+            return dialect.interpret(status, headers, body, traits)
+        return await asyncio.to_thread(dialect.interpret, status, headers, body, traits)
 
 
 def dialect_of(settings: Settings, state: CallState) -> tuple[Dialect, UpstreamTraits]:

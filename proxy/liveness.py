@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from ledger.calls import CallState
 from ledger.events import DeliveredHow
 from ledger.ids import CallId, Key, Scope
-from ledger.projection import CallState
 from ledger.spool import Spool
 from proxy.admission import Live
 from proxy.inflight import Recording

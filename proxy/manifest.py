@@ -63,6 +63,11 @@ class CallRequest:
     context: Mapping[str, str]
 
     @property
+    def is_kept(self) -> bool:
+        """Bodies of endpoints that mint credentials are counted and hashed, never stored (I8)."""
+        return self.endpoint_class is not EndpointClass.CREDENTIAL_MINT
+
+    @property
     def ask(self) -> Ask:
         return Ask(
             self.key_source,
@@ -143,6 +148,8 @@ def requested(request: CallRequest, plan: Forward, epoch: int) -> CallRequested:
         dialect=request.dialect.name,
         caller=request.caller.fingerprint,
         caller_exact=request.caller.exact,
+        caller_kind=request.caller.kind,
+        caller_rotates=request.caller.rotating,
         why_new=plan.why_new,
         continues=plan.continues.call if plan.continues else None,
         accepts_attempt=plan.accepts_attempt,
@@ -156,7 +163,7 @@ def manifest(request: CallRequest, added: RawHeaders) -> CallManifest:
         method=request.method,
         url=request.recorded_url,
         headers=as_pairs(stored(request.headers, REQUEST_STORED)),
-        body=Body(request.packed.digest, request.packed.size),
+        body=Body(request.packed.digest, request.packed.size, request.is_kept),
         intent_digest=request.intent_digest,
         model=request.facts.model,
         stream=request.facts.stream,

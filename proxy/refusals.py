@@ -172,8 +172,8 @@ CODES = {
         Group.FINAL,
         "Another credential",
         "sendonce did not hand out this answer: the identical request at {since} was sent with another credential."
-        " Send it with that credential, or have the operator decide.",
-        _RECONCILE,
+        " Send it with that credential.",
+        "sendonce show {call}",
     ),
     Code.STALE_PASS: CodeRow(
         Group.FINAL,
@@ -277,8 +277,8 @@ CODES = {
 
 
 @dataclass(frozen=True, slots=True)
-class RenderedRefusal:
-    """An own answer, ready for the wire."""
+class OwnAnswer:
+    """An answer by the proxy itself, whole and small."""
 
     status: int
     headers: RawHeaders
@@ -311,15 +311,15 @@ def render(
     attempt: str | None = None,
     since: str | None = None,
     next_operation: str | None = None,
-    remedy: str | None = None,
-    trace: str | None = None,
-) -> RenderedRefusal:
-    """The answer for a code. `text` and `remedy` replace the table's sentence and command; members without a value are left out."""
+    options: str = "",
+) -> OwnAnswer:
+    """The answer for a code. `text` replaces the table's sentence, `options` end its command (to find the state dir)."""
     row, group = CODES[code], GROUPS[CODES[code].group]
     status = row.status or group.statuses[to]
     text = text or sentence(code, call=call, attempt=attempt, since=since)
-    if remedy is None and row.remedy is not None and (call is not None or "{" not in row.remedy):
-        remedy = row.remedy.format(call=call)
+    remedy = None
+    if row.remedy is not None and (call is not None or "{" not in row.remedy):
+        remedy = row.remedy.format(call=call) + options
     document: dict[str, object] = {
         "error": {
             # Most clients show nothing but this message, so it says how to settle it too.
@@ -337,7 +337,7 @@ def render(
         "code": code.value,
     }
     optional = {"call": call, "attempt": attempt, "since": since, "next_operation": next_operation}
-    optional |= {"remedy": remedy, "trace": trace}
+    optional["remedy"] = remedy
     document |= {name: value for name, value in optional.items() if value is not None}
     body = json.dumps(document, ensure_ascii=False).encode("utf-8", "replace")
     headers = [
@@ -347,4 +347,4 @@ def render(
     ]
     if group.has_retry_after:
         headers.append((b"Retry-After", str(RETRY_AFTER_S).encode()))
-    return RenderedRefusal(status, tuple(headers), body)
+    return OwnAnswer(status, tuple(headers), body)

@@ -4,13 +4,14 @@ from http import HTTPStatus
 
 from aiohttp import web
 
-from ledger.projection import CallState
+from ledger.calls import CallState
 from ledger.reader import Reader
 from proxy.dialects import base
 from proxy.dialects.base import Dialect
 from proxy.headers import RawHeaders
-from proxy.inflight import Head, OwnAnswer
+from proxy.inflight import Head
 from proxy.manifest import as_headers
+from proxy.refusals import OwnAnswer
 from proxy.server import WireResponse, answer
 
 _ABOUT_THE_BODY = frozenset({b"content-length", b"content-encoding", b"content-type", b"transfer-encoding"})

@@ -16,7 +16,8 @@ from aiohttp import http_parser, web
 from aiohttp.abc import AbstractStreamWriter
 
 from proxy.headers import RawHeaders, end_to_end, find
-from proxy.inflight import Head, OwnAnswer, Recording, State
+from proxy.inflight import Head, Recording, State
+from proxy.refusals import OwnAnswer
 
 KNOBS: Final[dict[str, Any]] = {
     "auto_decompress": False,  # the provider gets the client's bytes

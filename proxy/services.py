@@ -33,6 +33,7 @@ class Services:
     interpreter: Interpreter
     activity: Activity
     fatal: "asyncio.Future[BaseException]"
+    command_options: str  # what a command printed for this proxy's user must end with
     draining: bool = False
     _tasks: set["asyncio.Task[None]"] = field(default_factory=set)
 

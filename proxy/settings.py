@@ -140,6 +140,11 @@ class Settings(BaseSettings):
         return value
 
     @property
+    def has_default_state_dir(self) -> bool:
+        """Then commands find it without being told."""
+        return self.state_dir == user_state_path("sendonce")
+
+    @property
     def digest(self) -> str:
         """Names this configuration in the ledger; part of the record of every standing acceptance."""
         return blake3(orjson.dumps(self.model_dump(mode="json"), option=orjson.OPT_SORT_KEYS)).hexdigest(16)

@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from proxy.inspection import ROTATING
 from proxy.services import Services
 
 
@@ -22,7 +23,8 @@ def announce(services: Services, sock: socket.socket) -> None:
 
 def calls(console: Console, rows: list[dict[str, Any]]) -> None:
     table = Table(box=None, pad_edge=False)
-    for heading in ("call", "created", "upstream", "model", "stage", "effect", "next operation"):
+    table.add_column("call", no_wrap=True)  # to be copied
+    for heading in ("created", "upstream", "model", "stage", "effect", "next operation"):
         table.add_column(heading, overflow="fold")
     for row in rows:
         style = "red" if row["duplicate_effect_risk"] else None
@@ -50,6 +52,10 @@ def status(console: Console, document: dict[str, Any]) -> None:
         console.print(f"unresolved  {len(document['unresolved'])}: an effect may have happened", style="red")
         for call in document["unresolved"][:10]:
             console.print(f"  sendonce show {call}", markup=False)
+    if document["rotating"]:
+        console.print(
+            f"callers     {len(document['rotating'])} of them are known by a short-lived credential only. {ROTATING}"
+        )
 
 
 def detail(console: Console, document: dict[str, Any]) -> None:

@@ -6,10 +6,11 @@ from typing import Any, Final
 
 import orjson
 
+from ledger.calls import AttemptState, CallState
 from ledger.events import Recorded
 from ledger.ids import attempt_id
 from ledger.ladder import Evidence
-from ledger.projection import PROJECTION_VERSION, AttemptState, CallState
+from ledger.projection import PROJECTION_VERSION
 from ledger.stages import NextOperation, Stage
 
 # Why a call stands where it stands, one sentence by last evidence; {since} is when its newest attempt started.

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import resource
 import secrets
+import shlex
 import signal
 import socket
 import sys
@@ -86,6 +87,7 @@ async def serve(settings: Settings, sock: socket.socket, announce: Callable[[Ser
         await runner.setup()
         state_dir.control_socket.unlink(missing_ok=True)
         await web.UnixSite(runner, str(state_dir.control_socket)).start()
+        state_dir.control_socket.chmod(0o600)
         announce(services, sock)
         await _until(stop, services)
         if services.poisoned:
@@ -125,6 +127,7 @@ async def running(settings: Settings, state_dir: StateDir, lock: Lock, recovered
             writer.post(Append((Entry(call, None, CallDelivered(how, disposition)),)))
 
         registry = Registry(delivered)
+        options = "" if settings.has_default_state_dir else f" --state-dir {shlex.quote(str(state_dir.root))}"
         services = Services(
             settings=settings,
             state_dir=state_dir,
@@ -134,10 +137,11 @@ async def running(settings: Settings, state_dir: StateDir, lock: Lock, recovered
             reader=reader,
             registry=registry,
             upstream=upstream,
-            forwarder=Forwarder(recovered.epoch, writer, upstream, interpreter),
+            forwarder=Forwarder(recovered.epoch, writer, upstream, interpreter, options),
             interpreter=interpreter,
             activity=activity,
             fatal=loop.create_future(),
+            command_options=options,
         )
         activity.in_flight.set_function(lambda: len(registry.flights))
         activity.epoch.set(recovered.epoch)

@@ -92,7 +92,7 @@ def _stream_findings(data: bytes) -> Findings:
             usage |= base.flat_usage(document.get("usage"))
             finish_reason = base.text((document.get("delta") or {}).get("stop_reason")) or finish_reason
         elif kind == "error":
-            error = base.envelope_error(document) or "the provider reported an error without a message"
+            error = base.envelope_error(document) or "error"
     if error is not None:
         outcome = Outcome.IN_BAND_ERROR
     elif "message_stop" in types:

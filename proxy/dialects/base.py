@@ -23,7 +23,7 @@ from proxy.sse import Event, events
 DECODED_BODY_LIMIT_BYTES = 64 * 1024 * 1024
 ID_LIMIT_BYTES = 256  # every id seen is below 100; a longer one is not worth a column
 COUNT_LIMIT = 2**63 - 1  # what JSON writers and databases hold; far above any token count
-ERROR_TEXT_LIMIT_CHARS = 2000  # enough for a person; the whole text stays in the recorded body
+ERROR_WORD_LIMIT_CHARS = 64  # they are words such as rate_limit_error
 
 BODILESS_2XX = frozenset({204, 205})
 
@@ -186,9 +186,14 @@ def parsed_object(data: bytes) -> dict[str, Any]:
 def whole(
     status: int, headers: RawHeaders, body: bytes, stream_is_whole: Callable[[bytes], bool] = lambda _: True
 ) -> bool:
-    """Terminal evidence of a stored response: JSON that parses, a stream that `stream_is_whole`; else the framing's."""
+    """Terminal evidence of a stored response: JSON that parses, a stream that `stream_is_whole`; else the framing's.
+
+    Only a 2xx owes it: an error's status says all that is concluded from it, however its body is labelled.
+    """
+    if not 200 <= status < 300:
+        return True
     if not body:
-        return not 200 <= status < 300 or status in BODILESS_2XX
+        return status in BODILESS_2XX
     try:
         data = decoded(headers, body)
     except UndecodableError:
@@ -225,10 +230,14 @@ def flat_usage(usage: object) -> dict[str, int]:
 
 
 def envelope_error(document: object) -> str | None:
-    """The message of an error envelope: OpenAI, Anthropic and Gemini all have it at `error.message`."""
+    """What an error envelope calls its error: `type/code/status`, whichever it has. OpenAI, Anthropic and Gemini all have
+    a message at `error.message`, which stays in the recorded body: providers echo what they were sent (I8).
+    """
     error = document.get("error") if isinstance(document, dict) else None
-    message = text(error.get("message")) if isinstance(error, dict) else None
-    return None if message is None else message[:ERROR_TEXT_LIMIT_CHARS]
+    if not isinstance(error, dict) or not isinstance(error.get("message"), str):
+        return None
+    words = [text(error.get(name)) for name in ("type", "code", "status")]
+    return "/".join(word[:ERROR_WORD_LIMIT_CHARS] for word in words if word) or "error"
 
 
 def header_ids(headers: RawHeaders) -> dict[str, str]:

@@ -76,7 +76,5 @@ def _documents(data: bytes) -> list[dict[str, Any]]:
 
 
 def _error(document: dict[str, Any], answer: dict[str, Any]) -> str | None:
-    message = base.envelope_error(document) or base.envelope_error(answer)
-    if message is None and base.text(document.get("type")) in _ERROR_TYPES:
-        message = base.text(document.get("message")) or "the provider reported an error without a message"
-    return message
+    error = base.envelope_error(document) or base.envelope_error(answer)
+    return error or (base.text(document.get("type")) if document.get("type") in _ERROR_TYPES else None)

@@ -71,7 +71,7 @@ def _findings(data: bytes, is_stream: bool) -> Findings:
         ids |= base.body_ids(id=document.get("id"))
         model = base.text(document.get("model")) or model
         if document.get("error"):
-            error = base.envelope_error(document) or json.dumps(document["error"])[: base.ERROR_TEXT_LIMIT_CHARS]
+            error = base.envelope_error(document) or "error"
         for choice in document.get("choices") or ():
             has_choices = True
             finish_reason = base.text(choice.get("finish_reason")) or finish_reason

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
+from ledger.calls import CallState
 from ledger.claims import KeyHistory
 from ledger.events import Authority, Decision, ReconcileDecided, ReconcileObserved
 from ledger.ids import Head
 from ledger.ladder import DECIDED, UNRESOLVED, Evidence
 from ledger.operations import Append, Entry, Expect
-from ledger.projection import CallState
 from ledger.stages import Effect, NextOperation
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from ledger.spool import Spool, names
-from proxy.inflight import Head, OwnAnswer, Recording, State
+from proxy.inflight import Head, Recording, State
+from proxy.refusals import OwnAnswer
 
 CHUNKED = Head(200, "OK", (), None, bodyless=False)
 SIZED = Head(200, "OK", (), 6, bodyless=False)

@@ -16,7 +16,8 @@ from aiohttp import web
 
 from ledger.spool import Spool
 from proxy import server as inbound
-from proxy.inflight import Head, OwnAnswer, Recording, State
+from proxy.inflight import Head, Recording, State
+from proxy.refusals import OwnAnswer
 from proxy.server import WireResponse, answer, read_body, relay, still_open, unacknowledged_bytes
 
 pytestmark = pytest.mark.filterwarnings("ignore:Overriding the .event_loop_policy:DeprecationWarning")

@@ -65,7 +65,7 @@ def read_answer(sock: socket.socket) -> Answer:
 
 
 def status_of(raw: bytes) -> int:
-    found = re.match(rb"HTTP/1\.1 (\d{3})", raw)
+    found = re.match(rb"HTTP/1\.[01] (\d{3})", raw)
     assert found is not None, raw[:200]
     return int(found[1])
 

@@ -151,7 +151,7 @@ STAGES: dict[Evidence, tuple[Stage, Effect, NextOperation]] = {
     Evidence.NOT_SERVED: (S.SETTLED, Effect.ABSENT, N.START_CALL),
     Evidence.ACCEPTED: (S.SETTLED, Effect.UNKNOWN, N.START_CALL),
     Evidence.PARKED: (S.CLOSED, Effect.UNKNOWN, N.NONE),
-    Evidence.ERASED: (S.CLOSED, Effect.UNKNOWN, N.NONE),
+    Evidence.ERASED: (S.CLOSED, Effect.HAPPENED, N.NONE),
 }
 
 

@@ -98,13 +98,12 @@ def test_same_facts_give_the_same_bytes() -> None:
     assert render(Code.PARKED, Column.ANTHROPIC, call="c") == render(Code.PARKED, Column.ANTHROPIC, call="c")
 
 
-def test_given_text_and_remedy_replace_the_table_s() -> None:
+def test_given_text_replaces_the_table_s() -> None:
     """A sentence that knows more than the table wins; members without a value are left out."""
-    body = document(Code.BAD_KEY, text="The key is empty.", trace="t")
+    body = document(Code.BAD_KEY, text="The key is empty.")
     assert body["detail"] == body["error"]["message"] == "The key is empty."
-    assert body["trace"] == "t"
     assert not body.keys() & {"call", "attempt", "since", "next_operation", "remedy"}
-    assert document(Code.DRIFT, call="c", remedy="do this")["remedy"] == "do this"
+    assert document(Code.DRIFT, call="c", options=" --state-dir /x")["remedy"] == "sendonce show c --state-dir /x"
 
 
 def test_hostile_text_is_still_json() -> None:
