@@ -3,7 +3,7 @@
 `mode=ro` matters: a plain connection would checkpoint and delete the WAL when it closes.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import quote
@@ -78,7 +78,7 @@ class Reader:
         rows = list(await self._db.execute_fetchall("PRAGMA integrity_check"))
         return str(rows[0][0])
 
-    async def all_events(self) -> AsyncIterator[tuple[str, str]]:
+    async def all_events(self) -> AsyncGenerator[tuple[str, str], None]:
         """(record, chain) in order, for whoever checks the chain."""
         async with self._db.execute(queries.ALL_EVENTS) as cursor:
             async for row in cursor:

@@ -3,6 +3,7 @@
 import platform
 import sqlite3
 import stat
+from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -219,7 +220,7 @@ def _permissions(state_dir: StateDir) -> Finding:
 async def _ledger(state_dir: StateDir) -> Finding:
     """The hash chain over all records, SQLite's own check, and that every record can be read."""
     try:
-        async with open_reader(state_dir.ledger) as reader:
+        async with open_reader(state_dir.ledger) as reader, aclosing(reader.all_events()) as records:
             if (integrity := await reader.integrity()) != "ok":
                 return Finding(
                     "ledger",
@@ -227,7 +228,7 @@ async def _ledger(state_dir: StateDir) -> Finding:
                     says=f"SQLite finds damage: {integrity}. Restore a backup, then sendonce recover.",
                 )
             chain, count = NO_CHAIN, 0
-            async for record, link in reader.all_events():
+            async for record, link in records:
                 chain, count = chained(chain, record.encode()), count + 1
                 if chain != link or decode(record, Digest(link)).seq != count:
                     return Finding(

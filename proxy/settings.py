@@ -125,7 +125,10 @@ class Settings(BaseSettings):
         given = data.get("upstreams") or {}
         if isinstance(given, dict):
             builtins = builtin_upstreams()
-            merged = {name: {**builtins.get(name, {}), **fields} for name, fields in given.items()}
+            merged = {
+                name: {**builtins.get(name, {}), **fields} if isinstance(fields, dict) else fields
+                for name, fields in given.items()
+            }
             data = {**data, "upstreams": {**builtins, **merged}}
         return data
 

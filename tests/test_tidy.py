@@ -17,7 +17,13 @@ FILE_LIMIT_LINES = 350
 FUNCTION_LIMIT_LINES = 60
 SOURCES = sorted(path for top in (*PACKAGES, "config", "tests") for path in (ROOT / top).rglob("*.py"))
 # Unit tests about a package, or about one aspect of a module that has a test file of its own.
-ASPECTS = {"admission_properties": "admission", "canonical_body": "keys", "content_codings": "base", "sse_to_json": "base"}
+ASPECTS = {
+    "admission_plans": "admission",
+    "admission_properties": "admission",
+    "canonical_body": "keys",
+    "content_codings": "base",
+    "sse_to_json": "base",
+}
 
 
 def names_of(sources: list[Path]) -> list[str]:

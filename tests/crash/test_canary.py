@@ -1,7 +1,6 @@
 """A random credential goes through everything, and is then looked for in every byte we wrote (I8)."""
 
 import secrets
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -11,14 +10,8 @@ from tests.harness.crashes import CHAT_PATH, CUT, MESSAGES_PATH, kill_while_held
 from tests.harness.processes import Process, Rig, StartFailed, chat, message
 
 
-@pytest.fixture
-def said(running: Rig) -> Iterator[list[str]]:
-    """Whatever our processes wrote to stdout and stderr; filled as they end."""
-    yield []
-    assert running.proxy_process is not None
-
-
 def ended(process: Process | None, said: list[str]) -> None:
+    """Kills it, and keeps all that it wrote to stdout and stderr."""
     assert process is not None
     process.close()
     said += [*process.said, process.complained]
@@ -70,8 +63,9 @@ def use_every_way(rig: Rig, said: list[str], canaries: list[str]) -> None:
         assert rig.post(target, chat(text="unreachable"), headers).status == 503
 
 
-def test_credential_is_in_no_byte_we_wrote(running: Rig, said: list[str]) -> None:
+def test_credential_is_in_no_byte_we_wrote(running: Rig) -> None:
     """Files of the state dir, stdout and stderr, after success, refusal, error, crash and a start that failed."""
+    said: list[str] = []
     canaries = [f"sk-canary-{secrets.token_hex(16)}+{place}" for place in ("bearer", "api-key", "parameter")]
     canaries[2] = canaries[2].replace("+", "")  # a query would read it as a space
     use_every_way(running, said, canaries)

@@ -48,7 +48,8 @@ LEFT_BY_JSON: Final = {
     "after-release": "completed",
     "after-interpreted": "completed",
 }
-LEFT_BY_STREAM: Final = LEFT_BY_JSON | {"mid-stream": "effect_happened( effect_happened)*( completed)+"}
+# How many pieces a stream comes in is the network's choice anew in each run, so the last one may never be killed at.
+LEFT_BY_STREAM: Final = LEFT_BY_JSON | {"mid-stream": "effect_happened( effect_happened)*( completed)*"}
 AT_START: Final = ("recovery-before-epoch", "recovery-after-epoch")
 
 # Stage before the request came again -> disposition, code, is it sent. Derived keys; see `expected`.

@@ -46,6 +46,9 @@ def test_failed_write_ends_the_process_and_the_restart_recovers(
     if answer is not None:
         assert (answer.status, answer.headers["x-should-retry"]) == (503, "true")
     assert process.wait() == EXIT_POISONED
+    process.close()
+    assert "OSError" in process.complained
+    assert "Traceback" not in process.complained
     assert len(receipts_of(running, body)) == sent
     running.restart()
     rows, events = running.calls(), events_of(running)

@@ -35,8 +35,7 @@ def test_provider_killed_mid_stream_is_an_error_event_and_an_unclean_end(
     running: Rig, path: str, body: bytes, event: bytes, status: int
 ) -> None:
     """I13: no client can take it for a whole answer, and the same request is refused with what happened."""
-    with closing(begin(running, path, body, ANTHROPIC_VERSION)) as connection:
-        response = connection.getresponse()
+    with closing(begin(running, path, body, ANTHROPIC_VERSION)) as connection, connection.getresponse() as response:
         assert response.status == 200
         assert response.readline()
         running.provider_process.kill()

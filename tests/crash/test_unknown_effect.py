@@ -17,7 +17,7 @@ from tests.harness.crashes import (
     records_of,
     sentence_of,
 )
-from tests.harness.processes import Rig, chat, message
+from tests.harness.processes import Answer, Rig, chat, message
 
 EXIT_DECISION: Final = 6
 HELD_ONCE: Final = "synthetic/hold=forever,times=1"  # whoever sends it a second time is served
@@ -202,7 +202,7 @@ def test_retry_beside_a_decision_is_sent_at_most_once_more(running: Rig) -> None
     body, row = left_unknown(running)
     with ThreadPoolExecutor() as pool:
         decided = pool.submit(running.command, "reconcile", row["call_id"], "--not-served", "--reason", "looked")
-        answers = []
+        answers: list[Answer] = []
         while not decided.done() or not answers:
             answers.append(running.chat(body))
     assert decided.result().returncode == 0

@@ -20,7 +20,7 @@ def new_key() -> dict[str, str]:
     return {"Idempotency-Key": f"key-{uuid4()}"}
 
 
-def dispositions(answers: list[Answer]) -> list[str | None]:
+def dispositions(answers: list[Answer]) -> list[str]:
     return sorted(str(answer.disposition) for answer in answers)
 
 

@@ -94,13 +94,14 @@ def kill_while_held(rig: Rig, path: str, body: bytes, headers: dict[str, str] | 
 def read_until_cut(connection: http.client.HTTPConnection) -> tuple[Answer | None, bytes]:
     """The whole answer, or None and what came before the cut."""
     try:
-        response = connection.getresponse()
-        body = response.read()
+        with connection.getresponse() as response:
+            body = response.read()
+            headers = {name.lower(): value for name, value in response.getheaders()}
+            return Answer(response.status, headers, body), body
     except http.client.IncompleteRead as cut:
         return None, cut.partial
     except CUT:
         return None, b""
-    return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, body), body
 
 
 def sentence_of(answer: Answer) -> str:

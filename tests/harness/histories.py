@@ -1,7 +1,9 @@
 """Pasts of one key, built from real events in memory and read through the ledger's own projection."""
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from ledger.calls import CallState
 from ledger.claims import KeyHistory
 from ledger.events import (
     PROTOCOL,
@@ -10,14 +12,15 @@ from ledger.events import (
     Body,
     CallRequested,
     Event,
+    KeySource,
     ReconcileDecided,
     Recorded,
 )
 from ledger.ids import CallId, Digest, Head
-from ledger.ladder import ATTEMPT_KINDS
-from ledger.projection import CallState, project
+from ledger.ladder import ATTEMPT_KINDS, Evidence
+from ledger.projection import project
 from ledger.stages import Effect
-from tests.harness.ledgers import DIGEST, NAMED, NOW_MS, REQUESTED, call_id
+from tests.harness.ledgers import DIGEST, NAMED, NOW_MS, PATHS, REQUESTED, call_id
 
 Step = str | Event  # a name of the ladder's table, or an event with values of its own
 
@@ -41,7 +44,7 @@ def completed(effect: Effect, status: int = 200, *, kept: bool = True) -> tuple[
 class Past:
     """Every event of one (scope, key), in ledger order."""
 
-    key_source: str = "derived"
+    key_source: KeySource = "derived"
     protocol: str = PROTOCOL
     records: list[Recorded] = field(default_factory=list)
 
@@ -83,10 +86,19 @@ class Past:
         return KeyHistory(calls, head, max((state.occurrence for state in calls), default=0))
 
 
-def one(*steps: Step, **options: str) -> CallState:
+def one(*steps: Step, **options: Any) -> CallState:
     """The state of a single call after `steps`."""
     past = Past(**options)
-    return past.calls[past.call(*steps)]
+    call = past.call(*steps)
+    return past.calls[call]
+
+
+def steps_to(evidence: Evidence) -> tuple[Step, ...]:
+    """A shortest walk to the evidence, without the request that opens it; only a proven answer can be erased."""
+    if evidence is Evidence.ERASED:
+        return (*completed(Effect.HAPPENED), "body.erased")
+    path = PATHS[evidence]
+    return path[1:] if path[0] == "call.requested" else path
 
 
 def requested_by(past: Past, occurrence: int, generation: int, **more: object) -> CallRequested:

@@ -178,7 +178,9 @@ class Ledger:
     def step(self, name: str, call: CallId = FIRST) -> Appended:
         state = self.store.state(call)
         if name == "body.erased" and state is not None and state.evidence is Evidence.COMPLETED:
-            proven = replace(NAMED["attempt.interpreted"], effect=Effect.HAPPENED)  # a later reading: only then may it be erased
+            proven = replace(
+                NAMED["attempt.interpreted"], effect=Effect.HAPPENED
+            )  # a later reading: only then may it be erased
             self.append(Entry(call, len(state.attempts), proven))
         entry = entry_for(name, call, self.store.state(call))
         if isinstance(entry.event, CallRequested):

@@ -44,7 +44,8 @@ class Answer:
 
     @property
     def code(self) -> str | None:
-        return self.json.get("code")
+        found: str | None = self.json.get("code")
+        return found
 
 
 def chat(model: str = "synthetic", text: str = "hello", *, stream: bool = False) -> bytes:

@@ -8,7 +8,6 @@ import pytest
 from ledger.events import CallDelivered
 from ledger.stages import Effect
 from proxy.admission import Ask, Attach, Forward, Live, Now, Policy, Refuse, Replay, Verdict, Wait, decide
-from proxy.refusals import Code
 from tests.harness.histories import STARTED, Past, Step, completed, observed
 from tests.harness.ledgers import DIGEST, NOW_MS, call_id
 
@@ -16,10 +15,15 @@ FIRST = call_id(1)
 LATE_RETRY_MS = 120_000
 NOW = Now(NOW_MS + 1000, LATE_RETRY_MS)
 ASK = Ask("derived", DIGEST, DIGEST, "http://up/v1/x", "exact")
-OTHER_REQUEST, OTHER_CREDENTIAL = {"intent_digest": "other"}, {"caller_exact": "another credential"}
-CERTAIN, ACCEPTS = {"certain_retry": True}, {"accepts_attempt": f"{FIRST}.1"}
-OTHER_CONTEXT = {"context": {"sendonce-task": "other"}}
-SETTLED, WAITED, OWED = {"settled": True}, {"waited_for_close": True}, {"owed_first_try": True}
+Changes = dict[str, Any]
+OTHER_REQUEST: Changes = {"intent_digest": "other"}
+OTHER_CREDENTIAL: Changes = {"caller_exact": "another credential"}
+OTHER_CONTEXT: Changes = {"context": {"sendonce-task": "other"}}
+CERTAIN: Changes = {"certain_retry": True}
+ACCEPTS: Changes = {"accepts_attempt": f"{FIRST}.1"}
+SETTLED: Changes = {"settled": True}
+WAITED: Changes = {"waited_for_close": True}
+OWED: Changes = {"owed_first_try": True}
 ALIVE, OPEN, ARRIVED = {"alive": True}, {"claimed": True}, {"delivered": True}
 EVERYTHING = dict.fromkeys(("on_unknown", "after_server_error", "after_gateway_error", "after_cut_stream"), True)
 NOTHING = dict.fromkeys(EVERYTHING, False)
@@ -27,6 +31,10 @@ NOTHING = dict.fromkeys(EVERYTHING, False)
 
 def delivered(how: str) -> Step:
     return CallDelivered(how, "forwarded")  # type: ignore[arg-type]
+
+
+def of(source: str) -> Changes:
+    return {"key_source": source}
 
 
 def told(verdict: Verdict) -> str:
@@ -54,9 +62,14 @@ class Row:
     derived: str | None
     live: dict[str, bool] = field(default_factory=dict)
     ask: dict[str, Any] = field(default_factory=dict)
-    policy: dict[str, bool] = field(default_factory=dict)
+    policy: dict[str, Any] = field(default_factory=dict)
     now: dict[str, Any] = field(default_factory=dict)
     protocol: str = "started-before-send/1"
+
+
+def same(name: str, steps: tuple[Step, ...], verdict: str, live: dict[str, bool] | None = None, **more: Any) -> Row:
+    """Where both kinds of key get the same verdict."""
+    return Row(name, steps, verdict, verdict, live or {}, **more)
 
 
 RESUMED, ANEW = "forward resumed 1.2", "forward second_sample 2.1"
@@ -136,19 +149,19 @@ ROWS = (
     *(Row(f"{n}, open", steps, f"refuse {code}", f"refuse {code}", OPEN) for n, steps, code in UNRESOLVED),
     *(Row(f"{n}, owed", steps, f"refuse {code}", f"refuse {code}", now=OWED) for n, steps, code in UNRESOLVED),
     *(
-        Row(f"{n}, accepted by its caller", steps, *["forward decision 1.2 by caller Sendonce-Accept"] * 2, ask=ACCEPTS)
+        same(f"{n}, accepted by its caller", steps, "forward decision 1.2 by caller Sendonce-Accept", ask=ACCEPTS)
         for n, steps, _ in UNRESOLVED
     ),
     *(
-        Row(f"{n}, accepted while open", steps, *["forward decision 1.2 by caller Sendonce-Accept"] * 2, OPEN, ACCEPTS)
+        same(f"{n}, accepted while open", steps, "forward decision 1.2 by caller Sendonce-Accept", OPEN, ask=ACCEPTS)
         for n, steps, _ in UNRESOLVED
     ),
-    Row("accepts another attempt", LOST, *["refuse effect_unknown"] * 2, ask={"accepts_attempt": f"{FIRST}.2"}),
-    Row("no protocol marker", (), *["refuse protocol_marker_invalid"] * 2, policy=EVERYTHING, protocol="other/1"),
-    Row("manifest, no marker", MANIFEST, *["refuse protocol_marker_invalid"] * 2, ask=CERTAIN, protocol="other/1"),
+    same("accepts another attempt", LOST, "refuse effect_unknown", ask={"accepts_attempt": f"{FIRST}.2"}),
+    same("no protocol marker", (), "refuse protocol_marker_invalid", policy=EVERYTHING, protocol="other/1"),
+    same("manifest, no marker", MANIFEST, "refuse protocol_marker_invalid", ask=CERTAIN, protocol="other/1"),
     # which setting rules
     *(
-        Row(f"{n} by {setting}", steps, *[f"forward decision 1.2 by setting {setting}"] * 2, policy={setting: True})
+        same(f"{n} by {setting}", steps, f"forward decision 1.2 by setting {setting}", policy={setting: True})
         for n, steps, setting in (
             ("started", STARTED, "on_unknown"),
             ("lost", LOST, "on_unknown"),
@@ -178,7 +191,7 @@ ROWS = (
     *(Row(f"unfinished, open {n}", steps, "wait finished", "wait finished", OPEN) for n, steps in UNFINISHED),
     # completed answered
     *(
-        Row(f"answered {n}", steps, *["forward decision 1.2 by setting after_server_error"] * 2, ask=ask)
+        same(f"answered {n}", steps, "forward decision 1.2 by setting after_server_error", ask=ask)
         for n, steps in (("500", ANSWERED), ("in band", IN_BAND_ERROR))
         for ask in ({}, CERTAIN, OTHER_CONTEXT)
     ),
@@ -199,11 +212,11 @@ ROWS = (
         for how, late in (("fin", "replay"), ("acked", "replay"), ("next_request", ANEW))
     ),
     Row("happened, fin, too late", (*HAPPENED, delivered("fin")), "replay", ANEW, ask=CERTAIN, now={"late_retry_ms": 10}),
-    Row("happened, another credential", HAPPENED, *["refuse caller_changed"] * 2, ask=OTHER_CREDENTIAL),
+    same("happened, another credential", HAPPENED, "refuse caller_changed", ask=OTHER_CREDENTIAL),
     # completed happened, body not kept
     Row("not kept, not delivered", HAPPENED_UNKEPT, "refuse response_lost", "refuse response_lost"),
     Row("not kept, delivered", (*HAPPENED_UNKEPT, delivered("fin")), "refuse response_lost", ANEW),
-    Row("not kept, retry", (*HAPPENED_UNKEPT, delivered("fin")), *["refuse response_lost"] * 2, ask=CERTAIN),
+    same("not kept, retry", (*HAPPENED_UNKEPT, delivered("fin")), "refuse response_lost", ask=CERTAIN),
     # closed
     *(Row(f"{n}, retry", steps, f"refuse {code}", f"refuse {code}", ask=CERTAIN) for n, steps, code in CLOSED_ROWS),
     Row("decided served", SERVED, "refuse response_lost", ANEW),
@@ -213,26 +226,26 @@ ROWS = (
     Row("parked, all accepted", PARKED, "refuse parked", "refuse parked", ask=ACCEPTS, policy=EVERYTHING),
     # corruption
     Row("corruption", ("call.completed",), "refuse corruption", "refuse corruption"),
-    Row("corruption, all accepted", (*LOST, "attempt.started"), *["refuse corruption"] * 2, ask=ACCEPTS, policy=EVERYTHING),
+    same("corruption, all accepted", (*LOST, "attempt.started"), "refuse corruption", ask=ACCEPTS, policy=EVERYTHING),
 )  # fmt: skip
 
 
 def cases() -> list[Any]:
-    found = []
-    for number, row in enumerate(ROWS):
-        for source in ("explicit", "derived"):
-            if getattr(row, source) is not None:
-                found.append(pytest.param(row, source, id=f"{number}-{source}-{row.name}"))
-    return found
+    return [
+        pytest.param(row, source, id=f"{number}-{source}-{row.name}")
+        for number, row in enumerate(ROWS)
+        for source in ("explicit", "derived")
+        if getattr(row, source) is not None
+    ]
 
 
 @pytest.mark.parametrize(("row", "source"), cases())
-def test_row_of_the_table_gives_its_verdict(row: Row, source: str) -> None:
+def test_row_of_the_table_gives_its_verdict(row: Row, source: Any) -> None:
     """Every row, for both kinds of key."""
     past = Past(source, row.protocol)
     call = past.call(*row.steps)
     ask, policy, now = (
-        replace(ASK, key_source=source, **row.ask),
+        replace(ASK, **row.ask, **of(source)),
         replace(Policy(), **row.policy),
         replace(NOW, **row.now),
     )
@@ -243,7 +256,7 @@ def test_row_of_the_table_gives_its_verdict(row: Row, source: str) -> None:
 def test_first_request_of_a_key_is_forwarded(source: str) -> None:
     """The row `none`, whatever sign the request carries."""
     for changes in ({}, CERTAIN, ACCEPTS):
-        ask = replace(ASK, key_source=source, **changes)
+        ask = replace(ASK, **changes, **of(source))
         assert told(decide(ask, Past().history, {}, Policy(), NOW)) == "forward first 1.1"
 
 
@@ -272,76 +285,3 @@ def test_several_occurrences_of_a_key_give_the_oldest_unclaimed(case: Any) -> No
     calls = [past.call(*steps, occurrence=number) for number, steps in enumerate(walks, 1)]
     live = {call: Live(**about) for call, about in zip(calls, lives, strict=True)}
     assert told(decide(replace(ASK, **asked), past.history, live, Policy(), replace(NOW, **at))) == verdict
-
-
-def test_superseded_call_is_judged_by_its_newest_generation() -> None:
-    """An accepted attempt is used up: naming it again accepts nothing."""
-    past = Past()
-    first = past.call(*LOST)
-    past.call(*LOST, generation=2, continues=first, why_new="decision")
-    refused = decide(replace(ASK, **ACCEPTS), past.history, {}, Policy(), NOW)
-    assert told(refused) == "refuse effect_unknown"
-    assert isinstance(refused, Refuse)
-    assert refused.call.generation == 2
-
-
-@pytest.mark.parametrize("setting", [True, False])
-def test_accepted_effect_names_attempt_and_authority(setting: bool) -> None:
-    """I3: who accepted which attempt stands in the claim; a setting with the digest of its configuration."""
-    past = Past()
-    past.call(*LOST)
-    ask = ASK if setting else replace(ASK, **ACCEPTS)
-    plan = decide(ask, past.history, {}, Policy(on_unknown=setting, config_digest="digest"), NOW)
-    assert isinstance(plan, Forward)
-    assert plan.accepts_attempt == f"{FIRST}.1"
-    assert plan.authority is not None
-    assert plan.authority.config_digest == ("digest" if setting else None)
-    assert not plan.resumed
-
-
-def test_allowed_difference_of_a_continuation_stands_in_the_plan() -> None:
-    """Same intention in another form: the body differs, the canonical one does not."""
-    past = Past()
-    past.call(*NOT_SENT)
-    plan = decide(replace(ASK, body_digest="other", url="http://moved/v1/x"), past.history, {}, Policy(), NOW)  # type: ignore[arg-type]
-    assert isinstance(plan, Forward)
-    assert plan.differences == ("body", "url")
-
-
-def test_second_sample_names_its_evidence() -> None:
-    """I3: socket open, delivered how, decided how, retry sign, first try owed."""
-    past = Past()
-    calls = [
-        past.call(*(*HAPPENED, delivered("fin"))),
-        past.call(*STARTED, occurrence=2),
-        past.call(*SERVED, occurrence=3),
-    ]
-    live = {calls[1]: Live(alive=True, claimed=True)}
-    plan = decide(ASK, past.history, live, Policy(), replace(NOW, settled=True))
-    assert isinstance(plan, Forward)
-    assert plan.evidence == {
-        "retry_sign": False,
-        "owed_first_try": False,
-        "open": [calls[1]],
-        "delivered": {calls[0]: ["fin"]},
-        "decided": {calls[2]: "served"},
-    }
-
-
-def test_certain_retry_of_nothing_known_says_so_in_its_evidence() -> None:
-    """It is treated as unmarked: its first try never reached us; the sign it carried is still a fact."""
-    past = Past()
-    past.call(*HAPPENED, delivered("next_request"))
-    plan = decide(replace(ASK, **CERTAIN), past.history, {}, Policy(), NOW)
-    assert isinstance(plan, Forward)
-    assert plan.evidence["retry_sign"] is True
-
-
-def test_refusal_names_the_call_that_stands_in_the_way() -> None:
-    """What the client is told to settle is the unknown one, not the newest one."""
-    past = Past()
-    unknown = past.call(*LOST)
-    past.call(*HAPPENED, delivered("fin"), occurrence=2)
-    refused = decide(ASK, past.history, {}, Policy(), NOW)
-    assert isinstance(refused, Refuse)
-    assert (refused.code, refused.call.call) == (Code.EFFECT_UNKNOWN, unknown)

@@ -8,15 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ledger.calls import CallState
 from ledger.claims import claim_fault
 from ledger.events import PROTOCOL, AttemptAcknowledged, AttemptInterpreted, CallDelivered
+from ledger.ids import Digest
 from ledger.ladder import NEXT, Evidence
-from ledger.projection import CallState
 from ledger.stages import Effect, Stage
 from proxy.admission import Ask, Forward, Live, Now, Policy, Verdict, Wait, decide
-from tests.harness.histories import Past, Step, observed, requested_by
+from tests.harness.histories import Past, Step, observed, requested_by, steps_to
 from tests.harness.ledgers import DIGEST, MANIFEST, NOW_MS, OPERATOR, PATHS, call_id
 
+OTHER = Digest("0" * 64)
 STATUSES = (200, 429, 500, 502)
 UNRESOLVED_STAGES = (Stage.EFFECT_UNKNOWN, Stage.EFFECT_HAPPENED)
 SETTINGS = ("on_unknown", "after_server_error", "after_gateway_error", "after_cut_stream")
@@ -31,7 +33,7 @@ VARIANTS: dict[str, tuple[Step, ...]] = {
 
 
 @st.composite
-def pasts(draw: st.DrawFn, source: str) -> Past:
+def pasts(draw: st.DrawFn, source: Any) -> Past:
     """Only what the ladder and I3 let be written; decisions that the projection refuses make a corruption, rarely."""
     past = Past(source, draw(st.sampled_from([PROTOCOL] * 4 + ["other/1"])))
     for occurrence in range(1, draw(st.integers(0, 1 if source == "explicit" else 3)) + 1):
@@ -81,9 +83,9 @@ lives = st.builds(Live, alive=st.booleans(), claimed=st.booleans(), delivered=st
 
 @st.composite
 def situations(draw: st.DrawFn) -> tuple[Ask, Past, dict[Any, Live], Policy, Now]:
-    source = draw(st.sampled_from(["explicit", "derived", "derived"]))
+    source: Any = draw(st.sampled_from(["explicit", "derived", "derived"]))
     past = draw(pasts(source))
-    ask = replace(draw(asks), key_source=source, intent_digest=draw(st.sampled_from([DIGEST] * 5 + ["other"])))
+    ask = replace(draw(asks), key_source=source, intent_digest=draw(st.sampled_from([DIGEST] * 5 + [OTHER])))
     if source == "derived":
         ask = replace(ask, intent_digest=DIGEST)  # the key is made of it
     live = {call: draw(lives) for call in past.calls}
@@ -179,12 +181,12 @@ def test_same_facts_give_the_same_verdict(situation: Any) -> None:
 
 @pytest.mark.parametrize("source", ["explicit", "derived"])
 @pytest.mark.parametrize("evidence", [evidence for evidence in PATHS if evidence is not Evidence.NOTHING])
-def test_every_rung_has_a_verdict_whatever_is_live(evidence: Evidence, source: str) -> None:
+def test_every_rung_has_a_verdict_whatever_is_live(evidence: Evidence, source: Any) -> None:
     """The drawn walks may miss a rung; this one misses none."""
     past = Past(source)
-    call = past.call(*PATHS[evidence][1:] if PATHS[evidence][0] == "call.requested" else PATHS[evidence])
+    call = past.call(*steps_to(evidence))
     assert past.calls[call].evidence is evidence
-    ask = Ask("explicit" if source == "explicit" else "derived", DIGEST, DIGEST, "http://up/v1/x", "exact")
+    ask = Ask(source, DIGEST, DIGEST, "http://up/v1/x", "exact")
     for flags in product([True, False], repeat=5):
         live, certain_retry, owed = Live(*flags[:3]), flags[3], flags[4]
         now = Now(NOW_MS, 1000, owed_first_try=owed)
