@@ -15,9 +15,10 @@ from typing import Any, Final
 from aiohttp import http_parser, web
 from aiohttp.abc import AbstractStreamWriter
 
+from proxy import refusals
 from proxy.headers import RawHeaders, end_to_end, find
 from proxy.inflight import Head, Recording, State
-from proxy.refusals import OwnAnswer
+from proxy.refusals import Code, Column, OwnAnswer
 
 KNOBS: Final[dict[str, Any]] = {
     "auto_decompress": False,  # the provider gets the client's bytes
@@ -234,6 +235,26 @@ async def _write_whole(
     await response.end()
 
 
+class DataConnection(web.RequestHandler):
+    """One connection. What aiohttp's parser refuses gets the refusal body of every bad request, and no traceback in a log."""
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = HTTPStatus.INTERNAL_SERVER_ERROR,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR or request.writer.output_size > 0:
+            return super().handle_error(request, status, exc, message)
+        text = "The request is not HTTP/1.1 as this proxy reads it, or its head is too large. Send it well-formed."
+        refused = refusals.render(Code.BAD_FRAMING, Column.OTHERS, text)
+        response = web.Response(status=refused.status, body=refused.body, content_type="application/json")
+        response.headers.update({"x-should-retry": "false", "Sendonce-Disposition": "refused"})
+        response.force_close()
+        return response
+
+
 class DataServer(web.Server):
     """aiohttp's low-level server that also tells when a connection is gone, and how."""
 
@@ -241,6 +262,9 @@ class DataServer(web.Server):
         super().__init__(handler, **KNOBS)
         self._on_lost = on_lost
         self._transports: dict[web.RequestHandler, asyncio.Transport] = {}
+
+    def __call__(self) -> web.RequestHandler:
+        return DataConnection(self, loop=self._loop, **KNOBS)
 
     def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
         self._transports[handler] = transport

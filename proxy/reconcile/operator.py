@@ -27,7 +27,7 @@ class Ruling:
 
 # Where a decision leads, for whoever took it.
 OUTCOMES = {
-    "served": "The call is closed: the same request is refused, its answer is not kept.",
+    "served": "The call is closed and its answer is not kept: a retry of it is refused, a new sample is a call of its own.",
     "not_served": "The same request is forwarded when it comes again, as the next generation.",
     "accept_duplicate": "The same request is forwarded when it comes again; a second effect is accepted on record.",
     "parked": "The call is closed: the same request is refused until another decision succeeds this one.",
