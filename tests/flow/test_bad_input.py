@@ -68,7 +68,11 @@ BAD = {
     "broken chunk": (framed("Transfer-Encoding: chunked", body=b"zz\r\nhello\r\n0\r\n\r\n"), 400, "bad_framing"),
     "CONNECT": (ask("example.org:443", "CONNECT", b""), 400, "bad_target"),
     "two lengths": (framed("Content-Length: 1", "Content-Length: 2", body=b"{}"), 400, "bad_framing"),
-    "length and chunks": (framed("Content-Length: 5", "Transfer-Encoding: chunked", body=b"0\r\n\r\n"), 400, "bad_framing"),
+    "length and chunks": (
+        framed("Content-Length: 5", "Transfer-Encoding: chunked", body=b"0\r\n\r\n"),
+        400,
+        "bad_framing",
+    ),
     "negative length": (framed("Content-Length: -1", body=b"{}"), 400, "bad_framing"),
     "flood of headers": (framed(*(f"X-{n}: {n}" for n in range(300)), "Content-Length: 0"), 400, "bad_framing"),
     "header of 100 kB": (ask(X_Long="x" * 100_000), 400, "bad_framing"),
@@ -206,7 +210,8 @@ def test_owned_or_loose_state_dir_does_not_start(limited: Rig, tmp_path: Path) -
     assert limited.proxy_process is not None
     refused = refused_start(tmp_path, "--state-dir", str(limited.state_dir))
     assert (refused.code, f"process {limited.proxy_process.child.pid}" in refused.err) == (4, True)
-    (tmp_path / "state").mkdir(mode=0o755)
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state").chmod(0o755)
     refused = refused_start(tmp_path)
     assert (refused.code, "chmod go-rwx" in refused.err) == (4, True)
 
