@@ -7,6 +7,7 @@ It runs as a task of its own and goes on when its client goes.
 """
 
 import asyncio
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final
@@ -28,21 +29,21 @@ from ledger.failpoints import passed
 from ledger.ids import Digest, Head, attempt_id
 from ledger.operations import Append, Appended, Entry, Expect, Receipt
 from ledger.writer import Writer
-from proxy import manifest, refusals
+from proxy import endings, manifest, refusals
 from proxy.admission import Forward, Policy
-from proxy.dialects.base import DECODED_BODY_LIMIT_BYTES, header_ids, is_event_stream, is_json
-from proxy.headers import RESPONSE_STORED, find, stored
+from proxy.codings import DECODED_BODY_LIMIT_BYTES, UndecodableError, decoder
+from proxy.dialects.base import TerminalEvidence, header_ids, is_event_stream, is_json
+from proxy.headers import RESPONSE_STORED, RawHeaders, find, stored
 from proxy.inflight import Head as WireHead
 from proxy.inflight import State
 from proxy.interpreter import Interpreter
 from proxy.liveness import Flight
 from proxy.manifest import as_pairs, injected
 from proxy.refusals import Code, OwnAnswer
-from proxy.sse import EventHold, Hold, LastByteHold
+from proxy.sse import DecodedEventHold, EventHold, LastByteHold
 from proxy.upstream import Answer, AttemptFailed, Upstream
 
 ATTEMPTS_LIMIT: Final = 2  # in one call, after a proven `not_sent`: a dead pooled connection deserves a second one
-NO_EVIDENCE: Final = "no_terminal_evidence"
 REDIRECTS: Final = frozenset({300, 301, 302, 303, 305, 306, 307, 308})
 
 
@@ -53,7 +54,7 @@ class Attempt:
     number: int
     started: bool = False
     answer: Answer | None = None
-    hold: Hold = field(default_factory=LastByteHold)
+    hold: LastByteHold | EventHold | DecodedEventHold = field(default_factory=LastByteHold)
     packed: Packed | None = None
 
 
@@ -110,10 +111,10 @@ class Forwarder:
         finally:
             flight.interruptible = False
         attempt.packed = await _pack(flight)
-        ended_by = await self._ended_by(flight, attempt, answer)
-        is_whole = ended_by != NO_EVIDENCE
+        ended = endings.ended_by(answer.framing, await self._evidence(flight, attempt, answer), framing_ended=True)
+        is_whole = endings.is_whole(ended)
         passed("before-observed")
-        await self._observe(flight, attempt, "response" if is_whole else "partial", ended_by)  # BARRIER 2
+        await self._observe(flight, attempt, "response" if is_whole else "partial", ended)  # BARRIER 2
         passed("after-observed")
         passed("before-release")
         self._release(flight, attempt, is_whole=is_whole)
@@ -173,7 +174,8 @@ class Forwarder:
         entry = Entry(flight.call, attempt.number, observed)
         receipt = Receipt("received", flight.call, attempt.number, Digest(digest) if digest else None)
         appended = await self._writer.append(Append((entry,), bodies=bodies, receipt=receipt))
-        flight.recording.discard_spool()
+        if kind != "not_sent":  # another attempt may still fill it
+            flight.recording.discard_spool()
         return appended
 
     # --- the way back ----------------------------------------------------------------------------------------------
@@ -185,28 +187,26 @@ class Forwarder:
             flight.call, attempt.number, AttemptAcknowledged(answer.status, headers, header_ids(answer.headers))
         )
         self._writer.post(Append((entry,)))
-        if is_event_stream(answer.headers) and find(answer.headers, b"content-encoding") is None:
-            attempt.hold = EventHold(flight.request.dialect.is_terminal)
+        if is_event_stream(answer.headers):
+            attempt.hold = _event_hold(flight.request.dialect.is_terminal, answer.headers)
         about = {"status": answer.status, "reason_phrase": answer.reason, "headers": headers, "framing": answer.framing}
         flight.spool.head(orjson.dumps(about))
         if answer.status not in REDIRECTS:
             bodyless = answer.framing == "none"
             flight.recording.begin(WireHead(answer.status, answer.reason, answer.headers, answer.length, bodyless))
 
-    async def _ended_by(self, flight: Flight, attempt: Attempt, answer: Answer) -> str:
-        """The framing has ended. With the terminal evidence that the dialect requires (I13), or with none to be had?"""
-        if answer.framing == "none" or (isinstance(attempt.hold, EventHold) and attempt.hold.terminal_seen):
-            return "complete"
-        judged = is_json(answer.headers) or is_event_stream(answer.headers)
-        if not judged or flight.spool.size > DECODED_BODY_LIMIT_BYTES:
-            return "unproven" if answer.framing == "close" else "complete"
+    async def _evidence(self, flight: Flight, attempt: Attempt, answer: Answer) -> TerminalEvidence:
+        """Of the preserved bytes; the hold has seen a terminal event already, and a huge body is left to its framing."""
+        if not isinstance(attempt.hold, LastByteHold) and attempt.hold.terminal_seen:
+            return TerminalEvidence.PROVEN
+        judged = is_json(answer.headers) or is_event_stream(answer.headers) or not flight.spool.size
+        if answer.framing == "none" or not judged or flight.spool.size > DECODED_BODY_LIMIT_BYTES:
+            return TerminalEvidence.NONE_KNOWN
         body = flight.spool.pread(0, flight.spool.size)
-        judge = flight.request.dialect.is_whole
+        judge = flight.request.dialect.evidence
         if len(body) <= INLINE_LIMIT_BYTES:
-            is_whole = judge(answer.status, answer.headers, body)
-        else:
-            is_whole = await asyncio.to_thread(judge, answer.status, answer.headers, body)
-        return "complete" if is_whole else NO_EVIDENCE
+            return judge(answer.status, answer.headers, body)
+        return await asyncio.to_thread(judge, answer.status, answer.headers, body)
 
     def _release(self, flight: Flight, attempt: Attempt, *, is_whole: bool) -> None:
         recording, answer = flight.recording, attempt.answer
@@ -221,7 +221,9 @@ class Forwarder:
     async def _observe_failure(self, flight: Flight, attempt: Attempt, failure: AttemptFailed, policy: Policy) -> bool:
         """Records what is proven about the failed try, and tells the client. True: proven not sent, and one more try is due."""
         if not attempt.started:
-            await self._writer.append(Append((Entry(flight.call, None, CallAbandoned(str(failure))),)))
+            if attempt.number == 1:  # after a proven `not_sent` the record says it already
+                reason = f"{failure.proof} ({type(failure.error).__name__})"  # its text would hold the whole URL (I8)
+                await self._writer.append(Append((Entry(flight.call, None, CallAbandoned(reason)),)))
             flight.recording.answer_instead(self._own_answer(flight, attempt, Code.UPSTREAM_UNREACHABLE))
             return False
         if failure.kind == "not_sent":
@@ -250,6 +252,15 @@ class Forwarder:
             since="this moment",
             options=self._command_options,
         )
+
+
+def _event_hold(terminal: Callable[[bytes], bool], headers: RawHeaders) -> EventHold | DecodedEventHold:
+    if find(headers, b"content-encoding") is None:
+        return EventHold(terminal)
+    try:
+        return DecodedEventHold(terminal, decoder(headers))
+    except UndecodableError:
+        return DecodedEventHold(terminal, None)
 
 
 def _recorded(answer: Answer) -> Pairs:

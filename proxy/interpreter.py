@@ -24,8 +24,10 @@ from ledger.ladder import Evidence
 from ledger.operations import Append, Entry
 from ledger.reader import Reader
 from ledger.writer import Writer
+from proxy import endings
+from proxy.codings import DECODED_BODY_LIMIT_BYTES
 from proxy.dialects import registry
-from proxy.dialects.base import DECODED_BODY_LIMIT_BYTES, Dialect, Outcome, Reading, is_event_stream, is_json
+from proxy.dialects.base import Dialect, Outcome, Reading, TerminalEvidence
 from proxy.effects import PLAIN, UpstreamTraits
 from proxy.endpoints import Family
 from proxy.headers import find
@@ -76,7 +78,7 @@ class Interpreter:
         dialect, traits = dialect_of(self._settings, state)
         headers, status = as_headers(observed.headers), observed.status or 0
         if observed.body is None or not observed.body.kept:
-            return replace(dialect.interpret(status, headers, b"", traits), outcome=Outcome.UNREADABLE)
+            return replace(dialect.interpret(status, headers, b"", traits), outcome=Outcome.UNINTERPRETABLE)
         body = b"".join([piece async for piece in self._reader.body(observed.body.digest)])
         if len(body) <= INLINE_LIMIT_BYTES:
             return dialect.interpret(status, headers, body, traits)
@@ -92,17 +94,15 @@ def dialect_of(settings: Settings, state: CallState) -> tuple[Dialect, UpstreamT
 
 
 def judge_salvaged(settings: Settings, state: CallState, head: dict[str, Any], body: Path) -> bool:
-    """Whole by the declared length, or by the dialect's terminal evidence; a stream without either is not provably whole."""
+    """Is what a crash left a whole response? By the rule that live answers are judged by."""
     headers = as_headers(tuple((name, value) for name, value in head["headers"]))
     size = body.stat().st_size
-    if head["framing"] == "none":
-        return True
-    if head["framing"] == "length":
-        return size == int(find(headers, b"content-length") or b"-1") and size > 0
-    provable = is_json(headers) or is_event_stream(headers)
-    if not provable or size > DECODED_BODY_LIMIT_BYTES:
-        return False
-    return dialect_of(settings, state)[0].is_whole(head["status"], headers, body.read_bytes())
+    evidence = TerminalEvidence.NONE_KNOWN
+    if size <= DECODED_BODY_LIMIT_BYTES:
+        evidence = dialect_of(settings, state)[0].evidence(head["status"], headers, body.read_bytes())
+    declared = int(find(headers, b"content-length") or b"-1")
+    framing_ended = head["framing"] == "none" or (head["framing"] == "length" and size == declared)
+    return endings.is_whole(endings.ended_by(head["framing"], evidence, framing_ended=framing_ended))
 
 
 def _event(reading: Reading) -> AttemptInterpreted:

@@ -6,6 +6,7 @@ from aiohttp import web
 
 from ledger.calls import CallState
 from ledger.reader import Reader
+from proxy.codings import decoded
 from proxy.dialects import base
 from proxy.dialects.base import Dialect
 from proxy.headers import RawHeaders
@@ -30,7 +31,7 @@ async def replay(
     digest = observed.body.digest if observed.body is not None and observed.body.size else None
     if stored.stream != as_stream and base.is_event_stream(headers) != as_stream:
         body = b"".join([piece async for piece in reader.body(digest)]) if digest else b""
-        rendered = None if as_stream else dialect.sse_to_json(base.decoded(headers, body))
+        rendered = None if as_stream else dialect.sse_to_json(decoded(headers, body))
         if rendered is None:
             return None
         kept = tuple(pair for pair in headers if pair[0].lower() not in _ABOUT_THE_BODY)

@@ -26,7 +26,7 @@ class Hold(Protocol):
 
 
 class LastByteHold:
-    """JSON, binary, content-encoded streams: everything but the last byte that came."""
+    """JSON, binary: everything but the last byte that came."""
 
     def __init__(self) -> None:
         self._seen = 0
@@ -91,6 +91,35 @@ class EventHold:
 
     def _release(self, offset: int) -> None:
         self._released = max(self._released, offset)
+
+
+class DecodedEventHold:
+    """An event stream in a content coding: pieces flow until the one that completes the terminal event in the plain text.
+
+    Raw and plain bytes have no common offsets, so a piece is released or held as a whole. Where the coding is not known or
+    the bytes are damaged, nothing more is released before the commit.
+    """
+
+    def __init__(self, terminal: Callable[[bytes], bool], decode: Callable[[bytes], bytes] | None) -> None:
+        self._plain, self._decode = EventHold(terminal), decode
+        self._seen = self._released = 0
+
+    @property
+    def terminal_seen(self) -> bool:
+        return self._plain.terminal_seen
+
+    def feed(self, data: bytes) -> int:
+        self._seen += len(data)
+        if self._decode is None or self._plain.terminal_seen:
+            return self._released
+        try:
+            self._plain.feed(self._decode(data))
+        except ValueError:  # damaged
+            self._decode = None
+            return self._released
+        if not self._plain.terminal_seen:
+            self._released = self._seen
+        return self._released
 
 
 @dataclass(frozen=True, slots=True)

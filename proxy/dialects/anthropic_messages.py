@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from proxy.dialects import base
-from proxy.dialects.base import Findings, Outcome, Reading, RequestFacts
+from proxy.dialects.base import Findings, Outcome, Reading, RequestFacts, TerminalEvidence
 from proxy.effects import PLAIN, UpstreamTraits
 from proxy.endpoints import Family
 from proxy.headers import RawHeaders
@@ -32,8 +32,8 @@ class AnthropicMessages:
         # Asked of every event of every stream: look before parsing.
         return (b"message_stop" in event or b"error" in event) and _has_end(event)
 
-    def is_whole(self, status: int, headers: RawHeaders, body: bytes) -> bool:
-        return base.whole(status, headers, body, _has_end)
+    def evidence(self, status: int, headers: RawHeaders, body: bytes) -> TerminalEvidence:
+        return base.evidence(status, headers, body, _has_end)
 
     def interpret(self, status: int, headers: RawHeaders, body: bytes, traits: UpstreamTraits = PLAIN) -> Reading:
         return base.read_whole(VERSION, _findings, status, headers, body, traits)
@@ -66,7 +66,7 @@ def _message_findings(data: bytes) -> Findings:
     if error is not None:
         return Findings(outcome=Outcome.IN_BAND_ERROR, error=error)
     if message.get("type") != "message":
-        return Findings(outcome=Outcome.UNREADABLE if data else Outcome.EMPTY)
+        return Findings(outcome=Outcome.UNINTERPRETABLE if data else Outcome.EMPTY)
     return Findings(
         outcome=Outcome.SUCCEEDED if message.get("content") else Outcome.EMPTY,
         finish_reason=base.text(message.get("stop_reason")),

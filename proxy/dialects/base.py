@@ -4,23 +4,18 @@ All of it is pure and total: a request or a response is judged on its bytes alon
 """
 
 import json
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from importlib import import_module
 from typing import Any, Protocol
 
-import zstandard
-
 from ledger.stages import Effect
+from proxy.codings import UndecodableError, decoded
 from proxy.effects import PLAIN, UpstreamTraits, verdict
 from proxy.endpoints import Family
 from proxy.headers import RawHeaders, find, media_type
 from proxy.sse import Event, events
 
-# An answer of a model is kilobytes, with images tens of megabytes; beyond this a small body is a decompression bomb.
-DECODED_BODY_LIMIT_BYTES = 64 * 1024 * 1024
 ID_LIMIT_BYTES = 256  # every id seen is below 100; a longer one is not worth a column
 COUNT_LIMIT = 2**63 - 1  # what JSON writers and databases hold; far above any token count
 ERROR_WORD_LIMIT_CHARS = 64  # they are words such as rate_limit_error
@@ -39,7 +34,7 @@ class Outcome(StrEnum):
     IN_BAND_ERROR = "in_band_error"  # an error after a 2xx had begun
     INCOMPLETE = "incomplete"  # no terminal evidence
     EMPTY = "empty"  # whole, and without any output
-    UNREADABLE = "unreadable"  # judged by status alone
+    UNINTERPRETABLE = "uninterpretable"  # judged by status alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +79,11 @@ class Dialect(Protocol):
     def is_terminal(self, event: bytes) -> bool:
         """Whether this SSE event (its raw text) ends the answer: nothing that counts comes after it."""
 
-    def is_whole(self, status: int, headers: RawHeaders, body: bytes) -> bool:
-        """Whether the body holds the terminal evidence that the dialect requires. HTTP framing is judged elsewhere."""
+    def evidence(self, status: int, headers: RawHeaders, body: bytes) -> "TerminalEvidence":
+        """Whether the body holds the terminal evidence that the dialect requires."""
 
     def interpret(self, status: int, headers: RawHeaders, body: bytes, traits: UpstreamTraits = PLAIN) -> Reading:
-        """The reading of a whole response. Never raises: what cannot be read is `unreadable`, judged by status."""
+        """The reading of a whole response. Never raises: what cannot be read is `uninterpretable`, judged by status."""
 
     def error_event(self, code: str, sentence: str) -> bytes:
         """What to write at an event boundary, before an unclean end, once a 200 has begun. Empty: nothing is readable."""
@@ -98,67 +93,6 @@ class Dialect(Protocol):
 
 
 # --- bodies ---
-
-
-class UndecodableError(ValueError):
-    """The content coding is not known here, or the body grows beyond DECODED_BODY_LIMIT_BYTES."""
-
-
-def decoded(headers: RawHeaders, body: bytes) -> bytes:
-    """The body without its content codings. Of a cut or damaged body: what could be decoded."""
-    for coding in reversed((find(headers, b"content-encoding") or b"").lower().split(b",")):
-        body = _decode_one(coding.strip(), body)
-        if len(body) > DECODED_BODY_LIMIT_BYTES:
-            raise UndecodableError(f"the body decodes to more than {DECODED_BODY_LIMIT_BYTES} bytes")
-    return body
-
-
-def _decode_one(coding: bytes, body: bytes) -> bytes:
-    if coding in (b"", b"identity"):
-        return body
-    if coding in (b"gzip", b"x-gzip"):
-        return b"".join(_inflated(body, zlib.MAX_WBITS | 16))
-    if coding == b"deflate":  # RFC 9110: with a zlib header; some servers send none
-        return b"".join(_inflated(body, zlib.MAX_WBITS)) or b"".join(_inflated(body, -zlib.MAX_WBITS))
-    if coding == b"zstd":
-        return b"".join(_zstd_pieces(body))
-    if coding == b"br":
-        return _brotli(body)
-    raise UndecodableError(f"content coding {coding.decode('latin-1')} is not known")
-
-
-def _inflated(body: bytes, window_bits: int) -> Iterator[bytes]:
-    room = DECODED_BODY_LIMIT_BYTES + 1
-    while body and room > 0:  # a gzip body may have several members
-        inflater = zlib.decompressobj(window_bits)
-        try:
-            piece = inflater.decompress(body, room)
-        except zlib.error:
-            return
-        yield piece
-        room -= len(piece)
-        body = inflater.unused_data
-
-
-def _zstd_pieces(body: bytes) -> Iterator[bytes]:
-    room = DECODED_BODY_LIMIT_BYTES + 1
-    reader = zstandard.ZstdDecompressor().stream_reader(body, read_across_frames=True)
-    try:
-        while room > 0 and (piece := reader.read(min(room, zstandard.DECOMPRESSION_RECOMMENDED_OUTPUT_SIZE))):
-            yield piece
-            room -= len(piece)
-    except zstandard.ZstdError:
-        return
-
-
-def _brotli(body: bytes) -> bytes:
-    """Brotli is not among the dependencies; where it is installed, it must be able to bound its output (1.2)."""
-    try:
-        brotli: Any = import_module("brotli")
-        decompressor = brotli.Decompressor()
-        return bytes(decompressor.process(body, output_buffer_limit=DECODED_BODY_LIMIT_BYTES + 1))
-    except Exception as error:
-        raise UndecodableError("content coding br cannot be decoded here") from error
 
 
 def is_event_stream(headers: RawHeaders) -> bool:
@@ -183,24 +117,35 @@ def parsed_object(data: bytes) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def whole(
-    status: int, headers: RawHeaders, body: bytes, stream_is_whole: Callable[[bytes], bool] = lambda _: True
-) -> bool:
-    """Terminal evidence of a stored response: JSON that parses, a stream that `stream_is_whole`; else the framing's.
+class TerminalEvidence(StrEnum):
+    """Does a body itself say that it is all there? HTTP framing is judged elsewhere."""
 
-    Only a 2xx owes it: an error's status says all that is concluded from it, however its body is labelled.
+    PROVEN = "proven"  # a JSON document that parses, a stream with its terminal event
+    LACKING = "lacking"  # the dialect requires it, and it is not there
+    NONE_KNOWN = "none_known"  # nobody can tell: the framing alone decides
+
+
+def evidence(
+    status: int, headers: RawHeaders, body: bytes, stream_ends: Callable[[bytes], bool] | None
+) -> TerminalEvidence:
+    """`stream_ends` says whether a decoded event stream holds its terminal event; None where the dialect knows none.
+
+    Only a 2xx owes evidence: an error's status says all that is concluded from it, however its body is labelled.
     """
-    if not 200 <= status < 300:
-        return True
-    if not body:
-        return status in BODILESS_2XX
+    owed = 200 <= status < 300 and status not in BODILESS_2XX
+    missing = TerminalEvidence.LACKING if owed else TerminalEvidence.NONE_KNOWN
     try:
         data = decoded(headers, body)
     except UndecodableError:
-        return True  # nothing to see here: the framing alone decides, or every such answer would count as cut
+        return TerminalEvidence.NONE_KNOWN  # or every answer in such a coding would count as cut
     if is_event_stream(headers):
-        return stream_is_whole(data)
-    return not is_json(headers) or data.strip() == b"null" or parsed(data) is not None
+        if stream_ends is None:
+            return TerminalEvidence.NONE_KNOWN
+        return TerminalEvidence.PROVEN if stream_ends(data) else missing
+    if is_json(headers):
+        parses = data.strip() == b"null" or parsed(data) is not None
+        return TerminalEvidence.PROVEN if parses else missing
+    return TerminalEvidence.NONE_KNOWN if body or stream_ends is None else missing
 
 
 # --- facts ---
@@ -277,9 +222,9 @@ def read_whole(
             findings = found_in(data, is_event_stream(headers))
         else:
             error = envelope_error(parsed(data))
-            findings = Findings(outcome=Outcome.UNREADABLE if error is None else Outcome.FAILED, error=error)
+            findings = Findings(outcome=Outcome.UNINTERPRETABLE if error is None else Outcome.FAILED, error=error)
     except Exception:  # noqa: BLE001 - recorded bytes are anyone's; whatever they break, the status still speaks
-        findings = Findings(outcome=Outcome.UNREADABLE)
+        findings = Findings(outcome=Outcome.UNINTERPRETABLE)
     return Reading(
         version=version,
         effect=verdict(

@@ -5,7 +5,7 @@ required, because none is known: HTTP framing alone says whether the answer is w
 from typing import Any
 
 from proxy.dialects import base
-from proxy.dialects.base import Findings, Outcome, Reading, RequestFacts
+from proxy.dialects.base import Findings, Outcome, Reading, RequestFacts, TerminalEvidence
 from proxy.effects import PLAIN, UpstreamTraits
 from proxy.endpoints import Family
 from proxy.headers import RawHeaders
@@ -32,10 +32,8 @@ class Generic:
     def is_terminal(self, event: bytes) -> bool:  # noqa: ARG002 - the protocol's name
         return False
 
-    def is_whole(self, status: int, headers: RawHeaders, body: bytes) -> bool:
-        if not body and not base.is_json(headers) and not base.is_event_stream(headers):
-            return True  # nothing was promised: an empty answer is an answer
-        return base.whole(status, headers, body)
+    def evidence(self, status: int, headers: RawHeaders, body: bytes) -> TerminalEvidence:
+        return base.evidence(status, headers, body, None)
 
     def interpret(self, status: int, headers: RawHeaders, body: bytes, traits: UpstreamTraits = PLAIN) -> Reading:
         return base.read_whole(VERSION, _findings, status, headers, body, traits)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from proxy.dialects import base
-from proxy.dialects.base import Findings, Outcome, Reading, RequestFacts
+from proxy.dialects.base import Findings, Outcome, Reading, RequestFacts, TerminalEvidence
 from proxy.effects import PLAIN, UpstreamTraits
 from proxy.endpoints import Family
 from proxy.headers import RawHeaders
@@ -32,8 +32,8 @@ class OpenAIChat:
         # Asked of every event of every stream: look before parsing.
         return (_DONE in event or b'"error"' in event) and any(_ends(item.data) for item in base.stream_events(event))
 
-    def is_whole(self, status: int, headers: RawHeaders, body: bytes) -> bool:
-        return base.whole(
+    def evidence(self, status: int, headers: RawHeaders, body: bytes) -> TerminalEvidence:
+        return base.evidence(
             status, headers, body, lambda stream: any(_ends(item.data) for item in base.stream_events(stream))
         )
 
@@ -82,7 +82,7 @@ def _findings(data: bytes, is_stream: bool) -> Findings:
     elif has_choices:
         outcome = Outcome.SUCCEEDED
     else:
-        outcome = Outcome.UNREADABLE if data and not is_stream and not documents[0] else Outcome.EMPTY
+        outcome = Outcome.UNINTERPRETABLE if data and not is_stream and not documents[0] else Outcome.EMPTY
     return Findings(
         outcome=outcome, finish_reason=finish_reason, usage=usage or None, provider_ids=ids, model=model, error=error
     )

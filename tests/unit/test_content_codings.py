@@ -7,9 +7,9 @@ import pytest
 import zstandard
 
 from ledger.stages import Effect
-from proxy.dialects import base
+from proxy import codings
 from proxy.dialects.anthropic_messages import AnthropicMessages
-from proxy.dialects.base import Outcome
+from proxy.dialects.base import Outcome, TerminalEvidence
 from tests.harness.streams import MESSAGE_STREAM
 
 MESSAGES = AnthropicMessages()
@@ -35,7 +35,7 @@ ENCODED = {
 def test_encoded_stream_is_read(coding: bytes, body: bytes) -> None:
     """The bytes stay the provider's; only the reading decodes them."""
     headers = (STREAM, (b"Content-Encoding", coding))
-    assert base.decoded(headers, body) == MESSAGE_STREAM
+    assert codings.decoded(headers, body) == MESSAGE_STREAM
     assert MESSAGES.interpret(200, headers, body) == MESSAGES.interpret(200, (STREAM,), MESSAGE_STREAM)
 
 
@@ -43,22 +43,22 @@ def test_encoded_stream_is_read(coding: bytes, body: bytes) -> None:
 def test_cut_encoded_stream_is_incomplete(coding: bytes, body: bytes) -> None:
     """What could be decoded of it counts, its end does not."""
     headers = (STREAM, (b"Content-Encoding", coding))
-    assert not MESSAGES.is_whole(200, headers, body[: len(body) // 2])
+    assert MESSAGES.evidence(200, headers, body[: len(body) // 2]) is TerminalEvidence.LACKING
     assert MESSAGES.interpret(200, headers, body[: len(body) // 2]).outcome in {Outcome.INCOMPLETE, Outcome.EMPTY}
 
 
 @pytest.mark.parametrize(
     ("coding", "bomb"),
     [
-        (b"gzip", gzip.compress(bytes(base.DECODED_BODY_LIMIT_BYTES + 1))),
-        (b"zstd", zstandard.compress(bytes(base.DECODED_BODY_LIMIT_BYTES + 1))),
+        (b"gzip", gzip.compress(bytes(codings.DECODED_BODY_LIMIT_BYTES + 1))),
+        (b"zstd", zstandard.compress(bytes(codings.DECODED_BODY_LIMIT_BYTES + 1))),
     ],
 )
 def test_decompression_bomb_is_judged_by_status(coding: bytes, bomb: bytes) -> None:
     """A small body must not fill the memory."""
     headers = ((b"request-id", b"req_1"), (b"content-encoding", coding))
-    with pytest.raises(base.UndecodableError):
-        base.decoded(headers, bomb)
+    with pytest.raises(codings.UndecodableError):
+        codings.decoded(headers, bomb)
     reading = MESSAGES.interpret(200, headers, bomb)
-    assert (reading.outcome, reading.effect) == (Outcome.UNREADABLE, Effect.HAPPENED)
+    assert (reading.outcome, reading.effect) == (Outcome.UNINTERPRETABLE, Effect.HAPPENED)
     assert reading.provider_ids == {"request-id": "req_1"}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ledger.stages import Effect
 from proxy.dialects.anthropic_messages import AnthropicMessages
-from proxy.dialects.base import Dialect, Outcome, Reading, RequestFacts
+from proxy.dialects.base import Dialect, Outcome, Reading, RequestFacts, TerminalEvidence
 from proxy.dialects.generic import Generic
 from proxy.dialects.openai_chat import OpenAIChat
 from proxy.dialects.registry import select
@@ -95,10 +95,13 @@ def test_terminal_event_is_told_from_content(dialect: Dialect, text: bytes, expe
 @pytest.mark.parametrize(("dialect", "stream", "end"), [(CHAT, CHAT_STREAM, DONE), (MESSAGES, MESSAGE_STREAM, STOP)])
 def test_stream_is_whole_only_with_its_terminal_event(dialect: Dialect, stream: bytes, end: bytes) -> None:
     """Cut anywhere before the terminal event's data is complete, it is not whole."""
-    assert dialect.is_whole(200, SSE, stream)
-    assert dialect.is_whole(200, SSE, stream.rstrip(b"\n"))
-    assert not any(dialect.is_whole(200, SSE, stream[:cut]) for cut in range(len(stream) - len(end)))
-    assert not dialect.is_whole(200, SSE, b"")
+    assert dialect.evidence(200, SSE, stream) is not TerminalEvidence.LACKING
+    assert dialect.evidence(200, SSE, stream.rstrip(b"\n")) is not TerminalEvidence.LACKING
+    assert not any(
+        dialect.evidence(200, SSE, stream[:cut]) is not TerminalEvidence.LACKING
+        for cut in range(len(stream) - len(end))
+    )
+    assert dialect.evidence(200, SSE, b"") is TerminalEvidence.LACKING
 
 
 @pytest.mark.parametrize(
@@ -121,7 +124,7 @@ def test_json_is_whole_if_it_parses(
     dialect: Dialect, status: int, headers: RawHeaders, body: bytes, expected: bool
 ) -> None:
     """A body that nobody can look into is left to the framing."""
-    assert dialect.is_whole(status, headers, body) is expected
+    assert (dialect.evidence(status, headers, body) is not TerminalEvidence.LACKING) is expected
 
 
 # --- readings ---
@@ -193,14 +196,14 @@ ENVELOPE = b'{"type":"error","error":{"type":"api_error","message":"sorry"}}'
         ),
         (CHAT, 200, JSON, b'{"error":{"message":"m"}}', Outcome.IN_BAND_ERROR, Effect.ANSWERED),
         (CHAT, 200, JSON, b'{"choices":[]}', Outcome.EMPTY, Effect.HAPPENED),
-        (CHAT, 200, JSON, b'{"choices":[1]}', Outcome.UNREADABLE, Effect.HAPPENED),
-        (CHAT, 200, JSON, b"<html>", Outcome.UNREADABLE, Effect.HAPPENED),
+        (CHAT, 200, JSON, b'{"choices":[1]}', Outcome.UNINTERPRETABLE, Effect.HAPPENED),
+        (CHAT, 200, JSON, b"<html>", Outcome.UNINTERPRETABLE, Effect.HAPPENED),
         (MESSAGES, 200, SSE, START + BLOCKS + STOPPED, Outcome.INCOMPLETE, Effect.HAPPENED),
         (MESSAGES, 200, SSE, START + OVERLOADED, Outcome.IN_BAND_ERROR, Effect.ANSWERED),
         (MESSAGES, 200, SSE, b"", Outcome.EMPTY, Effect.HAPPENED),
         (MESSAGES, 200, SSE, START + STOPPED + STOP, Outcome.EMPTY, Effect.HAPPENED),
         (MESSAGES, 200, JSON, b'{"type":"message","content":[{}]}', Outcome.SUCCEEDED, Effect.HAPPENED),
-        (MESSAGES, 200, JSON, b'{"ok":true}', Outcome.UNREADABLE, Effect.HAPPENED),
+        (MESSAGES, 200, JSON, b'{"ok":true}', Outcome.UNINTERPRETABLE, Effect.HAPPENED),
         (MESSAGES, 200, JSON, ENVELOPE, Outcome.IN_BAND_ERROR, Effect.ANSWERED),
         (GENERIC, 200, HTML, b"anything", Outcome.SUCCEEDED, Effect.HAPPENED),
         (GENERIC, 204, (), b"", Outcome.EMPTY, Effect.HAPPENED),
@@ -229,7 +232,7 @@ def test_error_status_is_read_by_its_envelope(dialect: Dialect) -> None:
     own = read(dialect, ENVELOPE, JSON, 500)
     assert (own.outcome, own.effect, own.error) == (Outcome.FAILED, Effect.ANSWERED, "api_error")
     page = read(dialect, b"<html>Bad gateway</html>", HTML, 502)
-    assert (page.outcome, page.effect, page.error) == (Outcome.UNREADABLE, Effect.UNKNOWN, None)
+    assert (page.outcome, page.effect, page.error) == (Outcome.UNINTERPRETABLE, Effect.UNKNOWN, None)
     assert read(dialect, ENVELOPE, JSON, 400).effect is Effect.ABSENT
     assert dialect.interpret(400, JSON, ENVELOPE, UpstreamTraits(gateway=True)).effect is Effect.ANSWERED
     azure = UpstreamTraits(answered_statuses=frozenset({400}))
@@ -259,7 +262,7 @@ def test_any_answer_has_a_reading(
     headers = ((b"content-type", content_type), (b"content-encoding", coding), (b"request-id", b"\xff"))
     for data in (body, body.removeprefix(b"data: ")):
         assert isinstance(dialect.interpret(status, headers, data), Reading)
-        assert isinstance(dialect.is_whole(status, headers, data), bool)
+        assert isinstance(dialect.evidence(status, headers, data), TerminalEvidence)
         assert isinstance(dialect.is_terminal(data), bool)
         assert isinstance(dialect.sse_to_json(data), bytes | None)
         assert isinstance(dialect.read_request(data), RequestFacts)
