@@ -122,19 +122,25 @@ def read_segment(path: Path) -> Iterator[Line]:
         yield line
 
 
-def read_since(directory: Path, count: int) -> list[Line]:
-    """The lines from number `count` on (that one included), over as many segments as hold them."""
-    found: list[list[Line]] = []
-    newer: Line | None = None
-    for path in reversed(segments(directory)):
-        lines = list(read_segment(path))
-        if lines and newer is not None and newer.row["prev"] != lines[-1].digest:
-            raise WitnessesDisagreeError(_broken(path, newer.row["n"]))
-        found.append([line for line in lines if line.row["n"] >= count])
-        newer = lines[0] if lines else newer
-        if newer is not None and newer.row["n"] <= count:
-            break
-    return [line for lines in reversed(found) for line in lines]
+def read_since(directory: Path, count: int) -> Iterator[Line]:
+    """The lines from number `count` on (that one included), one at a time, over as many segments as hold them."""
+    previous: Line | None = None
+    for path in _from(segments(directory), count):
+        for line in read_segment(path):
+            if previous is not None and (line.row["n"], line.row["prev"]) != (previous.row["n"] + 1, previous.digest):
+                raise WitnessesDisagreeError(_broken(path, line.row["n"]))
+            previous = line
+            if line.row["n"] >= count:
+                yield line
+
+
+def _from(paths: list[Path], count: int) -> list[Path]:
+    """The segment that holds line `count`, and the later ones."""
+    for at in range(len(paths) - 1, 0, -1):
+        first = next(read_segment(paths[at]), None)
+        if first is not None and first.row["n"] <= count:
+            return paths[at:]
+    return paths
 
 
 def _line(raw: bytes, path: Path) -> Line:

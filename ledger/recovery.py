@@ -28,7 +28,7 @@ from ledger.events import (
 from ledger.failpoints import passed
 from ledger.ids import CallId, attempt_id
 from ledger.operations import Append, Entry
-from ledger.receipts import Line, Position, ReceiptLog, read_since
+from ledger.receipts import Line, Position, ReceiptLog, read_since, segments
 from ledger.sqlite import Store
 
 NAMED_AT_MOST: Final = 10  # missing attempts in a message; the rest are counted
@@ -71,7 +71,7 @@ class Recovered:
 def open_epoch(
     state_dir: StateDir, fresh: Fresh, config_digest: str, judge: Judge, acceptance: Acceptance | None = None
 ) -> Recovered:
-    """Under the lock. Raises StartRefusedError with everything as it was."""
+    """Under the lock. Raises StartRefusedError, having at most cut a torn last line off the receipt log."""
     secret = secret_check(state_dir.secret())
     store = Store.open(state_dir.ledger, fresh.ledger_id)
     last, identity = store.last_epoch(), file_identity(state_dir.ledger)
@@ -80,14 +80,13 @@ def open_epoch(
             f"{state_dir.root / 'secret'} is not the secret of this ledger. Restore the one it was made with."
         )
     _check_identity(last, identity, acceptance)
-    receipts = ReceiptLog(state_dir.receipts, store.meta("ledger_id"), fresh.lineage)
-    since = _since(state_dir.receipts, last, receipts.position)
-    unbroken = since is not None
-    lines = since if since is not None else read_since(state_dir.receipts, 1)
-    missing = [line for line in lines if line.row["kind"] == "sent" and not _is_recorded(store, line.row)]
-    sent = {(line.row["call"], line.row["attempt"]) for line in lines if line.row["kind"] == "sent"}
     left = store.in_flight(last.epoch) if last else ()
-    unbroken = unbroken and not any(_was_answered(state) and not _was_sent(state, sent) for state in left)
+    if last is not None and acceptance is None and not segments(state_dir.receipts):
+        raise WitnessesDisagreeError(_disagreement([], unbroken=False))
+    receipts = ReceiptLog(state_dir.receipts, store.meta("ledger_id"), fresh.lineage)
+    compared = _compare(store, state_dir.receipts, last, receipts.position, {state.call for state in left})
+    sent, missing = compared.sent, compared.missing
+    unbroken = compared.unbroken and not any(_was_answered(state) and not _was_sent(state, sent) for state in left)
     if acceptance is None and (missing or not unbroken):
         raise WitnessesDisagreeError(_disagreement(missing, unbroken=unbroken))
     salvaged = [state.call for state in left if _salvage(store, state_dir, state, judge, fresh.now_ms)]
@@ -138,14 +137,43 @@ def _check_identity(last: EpochOpened | None, identity: FileIdentity, acceptance
         )
 
 
-def _since(directory: Path, last: EpochOpened | None, position: Position) -> list[Line] | None:
-    """The receipt lines after the position the last epoch recorded; None if the log no longer contains that position."""
-    if last is None:
-        return read_since(directory, 1)
-    lines = read_since(directory, last.receipts_count) if position.lineage == last.receipts_lineage else []
-    if not lines or (lines[0].row["n"], lines[0].digest) != (last.receipts_count, last.receipts_chain):
-        return None
-    return lines[1:]
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """`sent`: of the calls in flight, which attempts have their receipt. `missing`: lines whose attempt the ledger lacks."""
+
+    unbroken: bool
+    sent: set[tuple[str, int]]
+    missing: list[Line]
+
+
+def _compare(
+    store: Store, directory: Path, last: EpochOpened | None, position: Position, in_flight: set[CallId]
+) -> _Compared:
+    """The receipt lines since the position that the last epoch recorded, against the ledger; one line in memory at a time.
+
+    Both are chains: where the newest `sent` line names an event that the ledger holds with that link, all earlier ones do.
+    """
+    lines = read_since(directory, last.receipts_count if last else 1)
+    first = next(lines, None)
+    unbroken = last is None or (
+        position.lineage == last.receipts_lineage
+        and first is not None
+        and (first.row["n"], first.digest) == (last.receipts_count, last.receipts_chain)
+    )
+    if not unbroken:
+        lines = read_since(directory, 1)
+    sent, newest = set(), None
+    for line in lines:
+        if line.row["kind"] == "sent":
+            newest = line
+            if line.row["call"] in in_flight:
+                sent.add((line.row["call"], line.row["attempt"]))
+    agrees = newest is None or (unbroken and _is_recorded(store, newest.row))
+    if agrees:
+        return _Compared(unbroken, sent, [])
+    again = read_since(directory, last.receipts_count + 1 if last and unbroken else 1)
+    missing = [line for line in again if line.row["kind"] == "sent" and not _is_recorded(store, line.row)]
+    return _Compared(unbroken, sent, missing)
 
 
 def _disagreement(missing: list[Line], *, unbroken: bool) -> str:

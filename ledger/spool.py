@@ -1,7 +1,7 @@
 """One attempt's response on disk while it arrives, so that a killed process leaves what it had received.
 
-`<name>.body` holds the raw bytes. `<name>.index` holds one head line, given by the caller, and then one line an append: the end
-offset and the running CRC-32 of the whole body up to there. The body is written before its index line, so the index never
+`<name>.body` holds the raw bytes. `<name>.index` holds one head line (its CRC-32, then what the caller gave), and then one line
+an append: the end offset and the running CRC-32 of the whole body up to there. The body is written before its index line, so the index never
 promises a byte that is not there. Nothing is synced: a spool outlives SIGKILL, and after a power loss the checksums tell
 how much of it is left. The ledger is what is durable.
 """
@@ -20,6 +20,7 @@ INDEX_SUFFIX: Final = ".index"
 READ_BYTES: Final = 1024 * 1024
 HEAD_LIMIT_BYTES: Final = 4 * 1024 * 1024  # far above any response head; keeps a broken index out of memory
 
+_HEAD_LINE: Final = re.compile(rb"([0-9a-f]{8}) ([^\n]+)\n")
 _INDEX_LINE: Final = re.compile(rb"(\d{1,19}) ([0-9a-f]{8})\n")
 _INDEX_LINE_LIMIT_BYTES: Final = 32
 
@@ -44,7 +45,7 @@ class Spool:
             raise ValueError(f"The head of spool {self._name} must be one line, written once, before the body.")
         self._body = _create(self._directory / f"{self._name}{BODY_SUFFIX}")
         self._index = _create(self._directory / f"{self._name}{INDEX_SUFFIX}")
-        self._write_index(data + b"\n")
+        self._write_index(b"%08x %b\n" % (zlib.crc32(data), data))
 
     def append(self, data: bytes) -> None:
         if not self._index_size:
@@ -97,10 +98,10 @@ def salvage(directory: Path, name: str) -> Salvaged | None:
     body_path = directory / f"{name}{BODY_SUFFIX}"
     try:
         with (directory / f"{name}{INDEX_SUFFIX}").open("rb") as index, body_path.open("rb") as body:
-            head = index.readline(HEAD_LIMIT_BYTES)
-            if not head.endswith(b"\n"):
+            line = _HEAD_LINE.fullmatch(index.readline(HEAD_LIMIT_BYTES))
+            if line is None or zlib.crc32(line[2]) != int(line[1], 16):
                 return None
-            return Salvaged(head[:-1], body_path, _valid_size(index, body))
+            return Salvaged(line[2], body_path, _valid_size(index, body))
     except FileNotFoundError:
         return None
 

@@ -34,7 +34,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """What this process knows of a call beyond the ledger. `claimed`: a client's socket is open, or its delivery unconfirmed."""
+    """What this process knows of a call beyond the ledger. `claimed`: the socket of a client that got or awaits its answer is open."""
 
     alive: bool = False
     claimed: bool = False
@@ -99,10 +99,10 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Finish the call's bookkeeping; or let a FIN arrive; or let a claimed answer be delivered. Then decide again."""
+    """Finish the call's bookkeeping; or let a FIN arrive; or let one of the claimed be closed. Then decide again."""
 
     until: Literal["finished", "settled", "closed"]
-    call: CallId
+    calls: tuple[CallId, ...]
 
 
 Verdict = Forward | Attach | Replay | Refuse | Wait
@@ -145,7 +145,7 @@ def _by_stage(ask: Ask, call: CallState, live: Live, policy: Policy) -> Verdict:
         case Stage.EFFECT_UNKNOWN | Stage.EFFECT_HAPPENED:
             return _unless_accepted(ask, call, policy)
         case Stage.OBSERVED | Stage.INTERPRETED | Stage.ATTEMPT_COMPLETED:
-            return Wait("finished", call.call)
+            return Wait("finished", (call.call,))
         case Stage.SETTLED:
             return _resume(ask, call, "decision", call.decision.authority if call.decision else None)
         case Stage.COMPLETED:
@@ -238,7 +238,7 @@ def _derived(
     ask: Ask, newest: list[CallState], last_occurrence: int, live: Mapping[CallId, Live], policy: Policy, now: Now
 ) -> Verdict:
     """The oldest unclaimed occurrence: to send, to hand over, to refuse; else a new one."""
-    lives = {state.call: live.get(state.call, NOT_LIVE) for state in newest}
+    lives = {state.call: _still_claimed(state, live.get(state.call, NOT_LIVE)) for state in newest}
     if now.owed_first_try:
         ask = replace(ask, certain_retry=False)  # a retry of what was never recorded: none of these is its first try
     verdicts = [(state, _by_stage(ask, state, lives[state.call], policy)) for state in newest]
@@ -255,8 +255,14 @@ def _derived(
         return _certain_retry(verdicts, lives, now) or new
     waiting = next((state for state in newest if lives[state.call].claimed and not _is_over(state)), None)
     if waiting is not None and not now.settled and not now.owed_first_try:
-        return Wait("settled", waiting.call)  # its FIN may sit behind its own unsent bytes
+        return Wait("settled", (waiting.call,))  # its FIN may sit behind its own unsent bytes
     return new
+
+
+def _still_claimed(state: CallState, live: Live) -> Live:
+    """A delivered answer ends its claim, unless the effect happened: only then may the same request be another sample."""
+    ended = live.delivered and not live.alive and state.effect is not Effect.HAPPENED
+    return replace(live, claimed=False) if ended else live
 
 
 def _oldest_unclaimed(verdicts: list[tuple[CallState, Verdict]], lives: Mapping[CallId, Live]) -> Verdict | None:
@@ -297,7 +303,7 @@ def _certain_retry(verdicts: list[tuple[CallState, Verdict]], lives: Mapping[Cal
     """All are claimed or delivered: wait for a close, then the newest answer that may have been lost on its way."""
     claimed = [state for state, _ in verdicts if lives[state.call].claimed and not _is_over(state)]
     if claimed and not now.waited_for_close:
-        return Wait("closed", claimed[0].call)
+        return Wait("closed", tuple(state.call for state in claimed))
     for state, verdict in verdicts:
         if lives[state.call].alive and not lives[state.call].claimed:
             return verdict  # its answer has just been delivered, and its bookkeeping is not finished

@@ -11,9 +11,5 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def monotonic_s() -> float:
-    return time.monotonic()
-
-
 def entropy() -> bytes:
     return os.urandom(ENTROPY_BYTES)

@@ -15,6 +15,7 @@ from typing import Final
 import orjson
 
 from ledger.bodies import INLINE_LIMIT_BYTES, Packed, pack, pack_stream
+from ledger.calls import CallState
 from ledger.errors import ClaimLostError, LedgerError
 from ledger.events import (
     AttemptAcknowledged,
@@ -27,7 +28,7 @@ from ledger.events import (
 )
 from ledger.failpoints import passed
 from ledger.ids import Digest, Head, attempt_id
-from ledger.operations import Append, Appended, Entry, Expect, Receipt
+from ledger.operations import Append, Entry, Expect, Receipt
 from ledger.writer import Writer
 from proxy import endings, manifest, refusals
 from proxy.admission import Forward, Policy
@@ -42,6 +43,7 @@ from proxy.manifest import as_pairs, injected
 from proxy.refusals import Code, OwnAnswer
 from proxy.sse import DecodedEventHold, EventHold, LastByteHold
 from proxy.upstream import Answer, AttemptFailed, Upstream
+from proxy.views import instant
 
 ATTEMPTS_LIMIT: Final = 2  # in one call, after a proven `not_sent`: a dead pooled connection deserves a second one
 REDIRECTS: Final = frozenset({300, 301, 302, 303, 305, 306, 307, 308})
@@ -56,6 +58,8 @@ class Attempt:
     answer: Answer | None = None
     hold: LastByteHold | EventHold | DecodedEventHold = field(default_factory=LastByteHold)
     packed: Packed | None = None
+    started_at_ms: int | None = None
+    state: CallState | None = None  # after its observation
 
 
 class Forwarder:
@@ -81,7 +85,8 @@ class Forwarder:
                 except AttemptFailed as failure:
                     if not await self._observe_failure(flight, attempt, failure, policy):
                         break
-            await self._interpreter.finish(flight.call)
+            if attempt.state is not None:
+                await self._interpreter.conclude(attempt.state, self._preserved(flight))
         except ClaimLostError:  # settled or superseded between claim and start: nothing was sent
             flight.recording.answer_instead(self._own_answer(flight, Attempt(1), Code.IN_PROGRESS))
         except LedgerError as error:
@@ -149,13 +154,14 @@ class Forwarder:
         """Conditional: raises ClaimLostError if the call was settled, superseded or abandoned meanwhile. Nothing was sent then."""
         receipt = Receipt("sent", flight.call, attempt.number, flight.request.packed.digest)
         entry = Entry(flight.call, attempt.number, AttemptStarted(self._epoch))
-        await self._writer.append(Append((entry,), receipt=receipt))
+        appended = await self._writer.append(Append((entry,), receipt=receipt))
         attempt.started = flight.interruptible = True
+        attempt.started_at_ms = appended.recorded[-1].at_ms
         passed("after-attempt-started")
 
     async def _observe(
         self, flight: Flight, attempt: Attempt, kind: ObservationKind, ended_by: str, proof: str | None = None
-    ) -> Appended:
+    ) -> None:
         """What came back, with every byte of it; durable when it returns."""
         answer, packed = attempt.answer, attempt.packed
         observed = AttemptObserved(
@@ -176,7 +182,7 @@ class Forwarder:
         appended = await self._writer.append(Append((entry,), bodies=bodies, receipt=receipt))
         if kind != "not_sent":  # another attempt may still fill it
             flight.recording.discard_spool()
-        return appended
+        attempt.state = appended.state
 
     # --- the way back ----------------------------------------------------------------------------------------------
 
@@ -194,6 +200,11 @@ class Forwarder:
         if answer.status not in REDIRECTS:
             bodyless = answer.framing == "none"
             flight.recording.begin(WireHead(answer.status, answer.reason, answer.headers, answer.length, bodyless))
+
+    def _preserved(self, flight: Flight) -> bytes | None:
+        """A small body is still at hand; a large one is read back in pieces."""
+        spool = flight.spool
+        return spool.pread(0, spool.size) if spool.size <= INLINE_LIMIT_BYTES else None
 
     async def _evidence(self, flight: Flight, attempt: Attempt, answer: Answer) -> TerminalEvidence:
         """Of the preserved bytes; the hold has seen a terminal event already, and a huge body is left to its framing."""
@@ -249,7 +260,8 @@ class Forwarder:
             refusals.column(flight.request.route.upstream.family),
             call=flight.call,
             attempt=attempt_id(flight.call, attempt.number),
-            since="this moment",
+            since=instant(attempt.started_at_ms),
+            next_operation=attempt.state.next_operation if attempt.state else None,
             options=self._command_options,
         )
 
@@ -285,5 +297,7 @@ def _error_event(flight: Flight, attempt: Attempt) -> bytes:
     if answer is None or not is_event_stream(answer.headers) or find(answer.headers, b"content-encoding") is not None:
         return b""
     attempt_name = attempt_id(flight.call, attempt.number)
-    sentence = refusals.sentence(Code.EFFECT_HAPPENED, call=flight.call, attempt=attempt_name, since="this moment")
+    sentence = refusals.sentence(
+        Code.EFFECT_HAPPENED, call=flight.call, attempt=attempt_name, since=instant(attempt.started_at_ms)
+    )
     return flight.request.dialect.error_event(Code.EFFECT_HAPPENED, sentence)

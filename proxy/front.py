@@ -1,5 +1,6 @@
 """The front door: what is answered before, or instead of, a decision. Guard, routing, own endpoints, body, safe requests."""
 
+import resource
 from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from proxy.target import target_fault
 from proxy.upstream import Answer, AttemptFailed
 
 OWN_PREFIX: Final = "/_sendonce/"
+DESCRIPTORS_A_REQUEST: Final = 4  # the client's socket, the upstream's, two of the spool
+DESCRIPTORS_RESERVED: Final = 64  # ledger, receipts, log, listeners, and connections that are only being read
 REFUSED: Final = (b"Sendonce-Disposition", b"refused")
 
 
@@ -52,6 +55,9 @@ class FrontDoor:
     def __init__(self, services: Services) -> None:
         self._services, self._settings = services, services.settings
         self._admitted = 0
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        by_descriptors = max(1, (descriptors - DESCRIPTORS_RESERVED) // DESCRIPTORS_A_REQUEST)
+        self._limit = min(self._settings.limits.admitted_requests, by_descriptors)
 
     async def enter(self, request: web.BaseRequest) -> Entered | web.StreamResponse:
         """A request to decide on, or the answer to one that needs no decision. Raises DoorAnswer."""
@@ -73,21 +79,22 @@ class FrontDoor:
             return await self._pass_through(request, route, body)
         return Entered(route, endpoint_class, method, headers, body, explicit)
 
-    def route(self, target: str) -> Route:
-        """Raises DoorAnswer for an upstream that is not configured."""
-        return self._route(target)
-
     @contextmanager
     def admitted(self, asked: CallRequest) -> Iterator[None]:
         """Counts it among those being decided or answered. Beyond the limit its first try is owed: nothing was recorded."""
-        if self._admitted >= self._settings.limits.admitted_requests:
-            self._services.registry.owe(asked.scope, asked.key)
+        if self._admitted >= self._limit:
+            self.owe(asked)
             raise DoorAnswer(Code.OVERLOADED, route=asked.route)
         self._admitted += 1
         try:
             yield
         finally:
             self._admitted -= 1
+
+    def owe(self, asked: CallRequest) -> None:
+        """An explicit key names its try by itself; a derived one is remembered."""
+        if asked.key_source == "derived":
+            self._services.registry.owe(asked.scope, asked.key)
 
     async def answer(self, request: web.BaseRequest, own: DoorAnswer) -> WireResponse:
         route = own.route
@@ -140,9 +147,7 @@ class FrontDoor:
                 request.method, url, end_to_end(request.raw_headers), body, _no_barrier
             )
         except AttemptFailed as failure:
-            raise DoorAnswer(
-                Code.UPSTREAM_UNREACHABLE, f"{route.name} did not answer: {failure.proof}.", route=route
-            ) from failure
+            raise DoorAnswer(*_unanswered(route, failure), route=route) from failure
         try:
             await _copy(upstream, response)
         except ConnectionError:
@@ -168,6 +173,12 @@ def _checked_headers(headers: RawHeaders, route: Route) -> str | None:
     if isinstance(explicit, keys.KeyFault):
         raise DoorAnswer(Code.BAD_KEY, explicit.sentence, route=route, close=True)
     return explicit
+
+
+def _unanswered(route: Route, failure: AttemptFailed) -> tuple[Code, str]:
+    if failure.kind == "not_sent":
+        return Code.UPSTREAM_UNREACHABLE, f"{route.name} could not be reached: {failure.proof}. Try again shortly."
+    return Code.UPSTREAM_LOST, f"{route.name} did not answer. The request only reads, so it is safe to repeat."
 
 
 async def _copy(upstream: Answer, response: WireResponse) -> None:

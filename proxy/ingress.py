@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 from aiohttp import web
 
 from ledger.calls import CallState
-from ledger.errors import ConflictError, LedgerError, PoisonedError, UnrecordableEventError
+from ledger.errors import ConflictError, LedgerError, PoisonedError, UnreadableRecordError, UnrecordableEventError
 from ledger.events import CallPreparationFailed, CallRequested
 from ledger.ids import CallId, Head, Key, Scope, attempt_id, new_call_id
 from ledger.operations import Append, Entry, Expect
@@ -62,6 +62,10 @@ class Ingress:
         except UnrecordableEventError as error:  # what cannot be recorded is not sent
             return await self._door.answer(
                 request, DoorAnswer(Code.BAD_FRAMING, f"The request cannot be recorded: {error}.")
+            )
+        except UnreadableRecordError as error:
+            return await self._door.answer(
+                request, DoorAnswer(Code.CORRUPTION, f"The record of this request is damaged: {error}.")
             )
         except PoisonedError:
             return await self._door.answer(request, DoorAnswer(Code.CANNOT_RECORD, close=True))
@@ -117,7 +121,7 @@ class Ingress:
         raise self._overloaded(asked)
 
     def _overloaded(self, asked: CallRequest) -> DoorAnswer:
-        self._services.registry.owe(asked.scope, asked.key)
+        self._door.owe(asked)
         return DoorAnswer(Code.OVERLOADED, route=asked.route)
 
     def _turn(self, asked: CallRequest) -> asyncio.Lock:
@@ -147,7 +151,7 @@ class Ingress:
         flight.task = services.spawn(self._fly(flight, plan, head, policy))
         try:
             with flight.recording.reading():
-                await flight.claimed
+                await asyncio.shield(flight.claimed)  # a handler that is cancelled takes nothing from the flight
                 await turn.aclose()
                 self._count_claim(asked, plan)
                 return await self._relay(request, flight, claimant)
@@ -162,7 +166,7 @@ class Ingress:
             self._services.registry.leave(flight)
 
     def _count_claim(self, asked: CallRequest, plan: Forward) -> None:
-        if plan.evidence.get("owed_first_try"):
+        if self._services.registry.owes(asked.scope, asked.key):  # whatever it became: used up first
             self._services.registry.paid(asked.scope, asked.key)
         if plan.accepts_attempt is not None and plan.authority is not None:
             self._services.activity.accepted(asked.route.name, plan.authority.kind)
@@ -185,8 +189,6 @@ class Ingress:
         claimant.is_stream = head is not None and is_event_stream(head.headers)
         self._answered(claimant, response)
         self._services.activity.answered(flight.request.route.name, claimant.disposition)
-        if not self._services.registry.is_watched(flight.call):
-            self._abandon_later(flight)
         return response
 
     async def _replay(self, request: web.BaseRequest, asked: CallRequest, call: CallState) -> WireResponse:
@@ -221,14 +223,14 @@ class Ingress:
         timeouts = self._services.settings.timeouts
         match wait.until:
             case "finished":
-                await self._services.interpreter.finish(wait.call)
+                await self._services.interpreter.finish(wait.calls[0])
                 return now
             case "settled":
                 await asyncio.sleep(timeouts.duplicate_settle_ms / 1000)
                 return replace(now, settled=True)
             case "closed":
-                await self._services.registry.wait_for_close(wait.call, timeouts.retry_wait_s)
-                return replace(now, waited_for_close=True)
+                closed = await self._services.registry.wait_for_close(wait.calls, timeouts.retry_wait_s)
+                return now if closed else replace(now, waited_for_close=True)
 
     # --- the client ------------------------------------------------------------------------------------------------
 
@@ -240,15 +242,6 @@ class Ingress:
             for delay_s in ACKNOWLEDGE_CHECKS_S:
                 loop.call_later(delay_s, claimant.note_acknowledged)
 
-    def _abandon_later(self, flight: Flight) -> None:
-        """Nobody waits any more: the upstream is read to its end, within a limit (semantics section 4, "client gone")."""
-        if flight.task is None or flight.task.done() or flight.abandon is not None:
-            return
-        settings = self._services.settings
-        drain = settings.on_client_disconnect == "drain"
-        limit_s = settings.timeouts.drain_limit_s if drain else settings.timeouts.cancel_grace_s
-        flight.abandon = asyncio.get_running_loop().call_later(limit_s, flight.give_up)
-
     async def _record_preparation_failure(self, request: web.BaseRequest, own: BadBody) -> None:
         """A bad request leaves no events, unless an explicit key names the call: then its failure is on record."""
         key = explicit_key(request.raw_headers)
@@ -258,8 +251,8 @@ class Ingress:
         scope, caller = manifest.scope_and_caller(self._services.secret, own.route.name, request.raw_headers, target)
         history = await self._services.reader.history(scope, Key(key))
         newest = max(history.calls, key=lambda state: state.generation, default=None)
-        if newest is not None and (newest.effect is not Effect.ABSENT or self._services.registry.flight(newest.call)):
-            return  # what stands is more than a failed preparation could say
+        if newest is not None and (newest.manifest is not None or newest.effect is not Effect.ABSENT):
+            return  # what stands says more than a failed preparation could, and drift is measured against it
         endpoint_class = classify(request.method, target)
         if endpoint_class is EndpointClass.SAFE:
             return
@@ -287,6 +280,8 @@ class Ingress:
             await self._services.writer.append(Append(entries, Expect(scope, Key(key), history.head)))
         except ConflictError:
             return  # another request under this key was first, and says more
+        except PoisonedError:
+            return  # the answer that follows was due without the record, and the process is ending
 
 
 def _marks(call: CallId, disposition: str) -> RawHeaders:

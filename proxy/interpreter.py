@@ -1,6 +1,6 @@
 """Preserved bytes -> facts, in the background, versioned. No provider is needed, so a restart simply does it again.
 
-It reads the ledger only: what a client saw was durable before, and what is concluded here never changes it.
+It reads preserved bytes only: what a client saw was durable before, and what is concluded here never changes it.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from ledger.bodies import INLINE_LIMIT_BYTES
 from ledger.calls import CallState
-from ledger.errors import IllegalTransitionError
+from ledger.errors import IllegalTransitionError, UnreadableRecordError
 from ledger.events import (
     AttemptCompleted,
     AttemptInterpreted,
@@ -46,23 +46,26 @@ class Interpreter:
     async def finish(self, call: CallId) -> None:
         """Whatever stage of `observed` … `attempt_completed` the call is in; for any other it does nothing."""
         state = await self._reader.call(call)
-        if state is None or state.attempt is None or state.attempt.observed is None:
-            return
-        entries = await self._remaining(state)
+        if state is not None and state.attempt is not None and state.attempt.observed is not None:
+            await self.conclude(state)
+
+    async def conclude(self, state: CallState, body: bytes | None = None) -> None:
+        """The same for a state at hand. `body`: the preserved bytes, where whoever preserved them still holds them."""
+        entries = await self._remaining(state, body)
         if entries:
             # The forwarder, a waiting request and a start may all want to finish it: whoever is second finds it done.
             with suppress(IllegalTransitionError):
                 await self._writer.append(Append(entries))
             passed("after-interpreted")
 
-    async def _remaining(self, state: CallState) -> tuple[Entry, ...]:
+    async def _remaining(self, state: CallState, body: bytes | None) -> tuple[Entry, ...]:
         assert state.attempt is not None
         number, reading = state.attempt.number, state.attempt.interpreted
         rungs = (Evidence.RESPONSE, Evidence.INTERPRETED, Evidence.RETRY_DECIDED, Evidence.ATTEMPT_COMPLETED)
         if state.evidence not in rungs:
             return ()
         if reading is None:
-            reading = _event(await self._read(state))
+            reading = _event(await self._read(state, body))
         steps = (
             Entry(state.call, number, reading),
             Entry(state.call, number, AttemptRetryDecided("stop", RETRY_AUTHORITY)),
@@ -71,7 +74,7 @@ class Interpreter:
         )
         return steps[rungs.index(state.evidence) :]
 
-    async def _read(self, state: CallState) -> Reading:
+    async def _read(self, state: CallState, body: bytes | None) -> Reading:
         assert state.attempt is not None
         observed = state.attempt.observed
         assert observed is not None
@@ -79,7 +82,11 @@ class Interpreter:
         headers, status = as_headers(observed.headers), observed.status or 0
         if observed.body is None or not observed.body.kept:
             return replace(dialect.interpret(status, headers, b"", traits), outcome=Outcome.UNINTERPRETABLE)
-        body = b"".join([piece async for piece in self._reader.body(observed.body.digest)])
+        if body is None:
+            try:
+                body = b"".join([piece async for piece in self._reader.body(observed.body.digest)])
+            except UnreadableRecordError:  # `doctor` names the damage; the call is judged by its status
+                return replace(dialect.interpret(status, headers, b"", traits), outcome=Outcome.UNINTERPRETABLE)
         if len(body) <= INLINE_LIMIT_BYTES:
             return dialect.interpret(status, headers, body, traits)
         return await asyncio.to_thread(dialect.interpret, status, headers, body, traits)

@@ -86,8 +86,9 @@ class Claimant:
 class Registry:
     """Single-threaded: all calls come from the event loop."""
 
-    def __init__(self, on_delivery: Callable[[CallId, DeliveredHow, str], None]) -> None:
-        self._on_delivery = on_delivery
+    def __init__(self, on_delivery: Callable[[CallId, DeliveredHow, str], None], abandon_after_s: float) -> None:
+        """`abandon_after_s`: how long a call whose last client has gone is still worked for."""
+        self._on_delivery, self._abandon_after_s = on_delivery, abandon_after_s
         self._flights: dict[CallId, Flight] = {}
         self._claimants: dict[CallId, list[Claimant]] = {}
         self._of_connection: dict[asyncio.Transport, Claimant] = {}
@@ -130,9 +131,11 @@ class Registry:
 
     def claim(self, call: CallId, transport: asyncio.Transport | None, disposition: str) -> Claimant:
         claimant = Claimant(call, transport, disposition)
+        if transport is None:  # the client has gone already: it claims nothing
+            self._abandon_if_unwatched(call)
+            return claimant
         self._claimants.setdefault(call, []).append(claimant)
-        if transport is not None:
-            self._of_connection[transport] = claimant
+        self._of_connection[transport] = claimant
         if (flight := self._flights.get(call)) and flight.abandon:
             flight.abandon.cancel()
             flight.abandon = None
@@ -142,7 +145,9 @@ class Registry:
         """A request on a connection proves that the answer before it was delivered, and ends that claim."""
         claimant = self._of_connection.pop(transport, None) if transport else None
         if claimant is not None:
-            self._end(claimant, "next_request" if claimant.whole else "no")
+            # A pipelined request proves nothing: its answer's bytes may still be on their way.
+            arrived = claimant.whole and unacknowledged_bytes(transport) in (0, None)
+            self._end(claimant, "next_request" if arrived else "no")
 
     def connection_lost(self, transport: asyncio.Transport, error: BaseException | None) -> None:
         claimant = self._of_connection.pop(transport, None)
@@ -156,14 +161,15 @@ class Registry:
             del self._of_connection[claimant.transport]
             self._forget(claimant)
 
-    async def wait_for_close(self, call: CallId, limit_s: float) -> None:
-        """Until no socket claims the call any more, or for `limit_s`."""
+    async def wait_for_close(self, calls: tuple[CallId, ...], limit_s: float) -> bool:
+        """Until one of these calls is claimed by no socket any more; false when `limit_s` passed first."""
         try:
             async with asyncio.timeout(limit_s):
-                while self.is_watched(call):
+                while all(self.is_watched(call) for call in calls):
                     await self._changed.wait()
         except TimeoutError:
-            return
+            return False
+        return True
 
     def _end(self, claimant: Claimant, how: DeliveredHow) -> None:
         self._forget(claimant)
@@ -178,12 +184,18 @@ class Registry:
         claimants.remove(claimant)
         if not claimants:
             del self._claimants[claimant.call]
+        self._abandon_if_unwatched(claimant.call)
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
     def is_watched(self, call: CallId) -> bool:
-        """Does any client still wait for this call?"""
         return any(claimant.holds for claimant in self._claimants.get(call, []))
+
+    def _abandon_if_unwatched(self, call: CallId) -> None:
+        """Nobody waits any more: the upstream is read to its end, within a limit (semantics section 4, "client gone")."""
+        flight = self._flights.get(call)
+        if flight is not None and flight.abandon is None and not self.is_watched(call):
+            flight.abandon = asyncio.get_running_loop().call_later(self._abandon_after_s, flight.give_up)
 
     # --- first tries owed ------------------------------------------------------------------------------------------
 

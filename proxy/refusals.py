@@ -131,8 +131,8 @@ CODES = {
         Group.FINAL,
         "The record does not prove that it was not sent",
         "sendonce did not send this request again: an identical one was recorded at {since} by an epoch that does not"
-        " follow started-before-send/1, so a missing attempt proves nothing.",
-        _RECONCILE,
+        " follow started-before-send/1, so a missing attempt proves nothing. To have it served, use a new key.",
+        "sendonce show {call}",
     ),
     Code.DRIFT: CodeRow(
         Group.FINAL,

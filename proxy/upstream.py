@@ -24,6 +24,9 @@ from ledger.failpoints import passed
 from proxy.headers import RawHeaders, as_text, end_to_end, find, media_type
 from proxy.server import still_open
 
+UNCLEAN_LIMIT: Final = (
+    32  # connections in one send: a pool may hold that many dead ones, a peer that hangs up goes on for ever
+)
 PIECE_BYTES: Final = 64 * 1024
 DNS_CACHE_S: Final = 30  # a moved name is found again soon; a lookup an attempt would be slow
 JSON_WHITESPACE: Final = b" \t\r\n"
@@ -44,7 +47,6 @@ class _Progress:
     """What has provably happened in one send; read when something fails."""
 
     before_first_byte: Callable[[], Awaitable[None]]
-    after_connect: Callable[[], None]
     needed: (
         int | None
     )  # body bytes without which the provider cannot act; None: a part of the body may already be acted on
@@ -214,11 +216,16 @@ class BarrierConnector(aiohttp.TCPConnector):
         if progress.acquired:
             raise aiohttp.ClientError("refused to send one attempt twice")
         connection = await super().connect(req, traces, timeout)
-        while not _clean(
-            connection
+        for _ in range(
+            UNCLEAN_LIMIT
         ):  # a pooled one on which the peer closed or spoke: its words would pass for our answer
+            if _clean(connection):
+                break
             connection.close()
             connection = await super().connect(req, traces, timeout)
+        else:
+            connection.close()
+            raise aiohttp.ClientConnectionError("the peer closes every connection before the first byte")
         progress.acquired, progress.transport = True, connection.transport
         try:
             await _pass_barrier(progress)
@@ -234,7 +241,6 @@ class BarrierConnector(aiohttp.TCPConnector):
 
 async def _pass_barrier(progress: _Progress) -> None:
     try:
-        progress.after_connect()
         await progress.before_first_byte()
     except BaseException as error:
         progress.callers_own = error
@@ -244,10 +250,6 @@ async def _pass_barrier(progress: _Progress) -> None:
 def _clean(connection: Connection) -> bool:
     protocol, transport = connection.protocol, connection.transport
     return protocol is not None and not protocol.should_close and still_open(transport)
-
-
-def _nothing() -> None:
-    """The default of `after_connect`."""
 
 
 class Upstream:
@@ -287,13 +289,12 @@ class Upstream:
         headers: RawHeaders,
         body: bytes,
         before_first_byte: Callable[[], Awaitable[None]],
-        after_connect: Callable[[], None] = _nothing,
     ) -> Answer:
         """One attempt, never repeated. Raises AttemptFailed; what the barrier raises comes out as it is, and nothing was sent.
 
         `url` is written to the wire byte for byte. Cancelled, it leaves the connection closed.
         """
-        progress = _Progress(before_first_byte, after_connect, _needed_bytes(headers, body))
+        progress = _Progress(before_first_byte, _needed_bytes(headers, body))
         token = _progress.set(progress)
         try:
             response = await self._session.request(

@@ -74,6 +74,8 @@ async def serve(settings: Settings, sock: socket.socket, announce: Callable[[Ser
     """Runs until SIGTERM, SIGINT or poison. Returns the exit code."""
     assert_c_parser()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold credentials
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the soft limit is a shell's habit; a call takes four
     state_dir = state_dir_of(settings)
     state_dir.prepare()
     lock = state_dir.lock()
@@ -126,7 +128,8 @@ async def running(settings: Settings, state_dir: StateDir, lock: Lock, recovered
         def delivered(call: CallId, how: DeliveredHow, disposition: str) -> None:
             writer.post(Append((Entry(call, None, CallDelivered(how, disposition)),)))
 
-        registry = Registry(delivered)
+        drains = settings.on_client_disconnect == "drain"
+        registry = Registry(delivered, settings.timeouts.drain_limit_s if drains else settings.timeouts.cancel_grace_s)
         options = "" if settings.has_default_state_dir else f" --state-dir {shlex.quote(str(state_dir.root))}"
         services = Services(
             settings=settings,
@@ -152,16 +155,16 @@ async def running(settings: Settings, state_dir: StateDir, lock: Lock, recovered
             yield services
         finally:
             await close(services)
-            lock.release()
+            if not services.poisoned:  # else the writer may still be writing: the lock goes with the process
+                lock.release()
 
 
 async def drain(services: Services, limit_s: float) -> None:
     """Lets answers in flight end. What is left stays `attempt.started`: unknown, which is the truth."""
-    waiting = [asyncio.create_task(flight.finished.wait()) for flight in services.registry.flights]
-    if waiting:
-        _, late = await asyncio.wait(waiting, timeout=limit_s)
-        for task in late:
-            task.cancel()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            while flights := services.registry.flights:  # a request that waited may still begin one
+                await flights[0].finished.wait()
 
 
 async def close(services: Services) -> None:

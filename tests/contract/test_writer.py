@@ -125,7 +125,7 @@ async def test_failed_operation_leaves_no_receipt(tmp_path: Path) -> None:
         await writer.append(started_op())
         with pytest.raises(ClaimLostError):
             await writer.append(started_op(attempt=2))
-    assert len(read_since(tmp_path / "receipts", 1)) == 2
+    assert len(list(read_since(tmp_path / "receipts", 1))) == 2
 
 
 async def test_cancelled_waiter_does_not_undo_its_operation(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def told() -> Told:
 
 @pytest.fixture
 async def registry(told: Told) -> Registry:
-    return Registry(told)
+    return Registry(told, 900)
 
 
 def live(registry: Registry) -> Live:

@@ -162,7 +162,7 @@ def test_segments_roll_and_reading_spans_them(tmp_path: Path) -> None:
     assert position(tmp_path) == end
     for since in range(1, end.count + 2):
         assert [line.row["n"] for line in read_since(tmp_path, since)] == list(range(since, end.count + 1))
-    lines = read_since(tmp_path, 1)
+    lines = list(read_since(tmp_path, 1))
     assert [line.row["prev"] for line in lines] == [NO_CHAIN, *(line.digest for line in lines[:-1])]
     assert sum(line.row["kind"] == "segment" for line in lines) == len(paths)
     assert {line.row["lineage"] for line in lines if line.row["kind"] == "segment"} == {"lineage"}
@@ -176,10 +176,10 @@ def test_missing_or_shortened_older_segment_is_noticed(tmp_path: Path) -> None:
     whole = before.read_bytes()
     before.write_bytes(b"".join(whole.splitlines(keepends=True)[:-1]))
     with pytest.raises(WitnessesDisagreeError):
-        read_since(tmp_path, 1)
+        list(read_since(tmp_path, 1))
     before.unlink()
     with pytest.raises(WitnessesDisagreeError):
-        read_since(tmp_path, 1)
+        list(read_since(tmp_path, 1))
 
 
 @pytest.mark.usefixtures("small_segments")

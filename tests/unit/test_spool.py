@@ -4,6 +4,7 @@ import os
 import resource
 import signal
 import stat
+import zlib
 from pathlib import Path
 
 import pytest
@@ -43,26 +44,26 @@ def test_whole_spool_is_salvaged_whole_and_again(tmp_path: Path) -> None:
 def test_index_lines_are_offset_and_running_crc(tmp_path: Path) -> None:
     """The format, byte for byte: it is read by another process, perhaps by another version."""
     write(tmp_path, pieces=[b"123456789", b"0"])
-    assert (tmp_path / "a1.index").read_bytes() == HEAD + b"\n9 cbf43926\n10 261daee5\n"
+    head = b"%08x %b\n" % (zlib.crc32(HEAD), HEAD)
+    assert (tmp_path / "a1.index").read_bytes() == head + b"9 cbf43926\n10 261daee5\n"
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
 def test_truncated_or_flipped_files_salvage_only_a_true_prefix(tmp_path: Path, data: st.DataObject) -> None:
-    """Whatever is cut off or flipped in the body or in the lines of the index, nothing false is salvaged."""
+    """Whatever is cut off or flipped in the body or in the index, nothing false is salvaged."""
     remove(tmp_path, "a1")
     write(tmp_path)
     path = tmp_path / data.draw(st.sampled_from(["a1.body", "a1.index"]))
     content = bytearray(path.read_bytes())
-    at = data.draw(st.integers(len(HEAD) + 1 if path.suffix == ".index" else 0, len(content) - 1))
+    at = data.draw(st.integers(0, len(content) - 1))
     if data.draw(st.booleans()):
         del content[at:]
     else:
         content[at] ^= 1 << data.draw(st.integers(0, 7))
     path.write_bytes(content)
     found = salvaged_bytes(tmp_path)
-    assert found is not None
-    assert found in {b"", BODY[:6], BODY[:5_006], BODY}
+    assert found in {None, b"", BODY[:6], BODY[:5_006], BODY}
 
 
 @pytest.mark.parametrize("index", [b"", b'{"attempt":', HEAD])
