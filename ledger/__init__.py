@@ -4,9 +4,9 @@ Knows no HTTP and no provider. FORMAT.md is the page that the store and the veri
 
     event       a past-tense fact, never changed                      events, codec
     ladder      which event may follow which evidence: one table      ladder
-    projection  events -> state; pure, never stored                   projection, stages
+    projection  events -> state; pure, never stored                   projection, calls, stages
     claim       I3: who may start, asked again at every write         claims
-    store       SQLite, one writing connection; operations as data    sqlite, queries, sql/
+    store       SQLite, one writing connection; operations as data    sqlite, operations, queries, sql/
     writer      one thread, group commit, then one receipt fsync      writer
     reader      read-only, beside the writer and after its death      reader
     body        content-defined chunks, compressed, by digest         bodies

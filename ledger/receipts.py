@@ -41,11 +41,11 @@ class ReceiptLog:
     """Appends to the newest segment. Owned by whoever owns the state dir; used from one thread."""
 
     def __init__(self, directory: Path, ledger_id: str, new_lineage: str) -> None:
-        """Cuts off a torn last line, checks the newest segment, creates the first one. Raises WitnessesDisagreeError."""
+        """Mends a torn last line, checks the newest segment, creates the first one. Raises WitnessesDisagreeError."""
         self._directory, self._ledger_id = directory, ledger_id
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         names = segments(directory)
-        if names and _cut_torn_tail(names[-1]) == 0:  # died while the segment was being created: create it again
+        if names and _mend_torn_tail(names[-1]) == 0:  # died while the segment was being created: create it again
             names.pop().unlink()
         if not names:
             self._begin_segment(1, Position(new_lineage, 0, NO_CHAIN))
@@ -157,18 +157,32 @@ def _broken(path: Path, number: int) -> str:
     return f"The receipt log is broken at line {number} ({path}): it was changed or cut after it was written."
 
 
-def _cut_torn_tail(path: Path) -> int:
-    """A last line without its newline was being written when the process or the machine died; it vouches for nothing.
-    Returns the bytes left.
+def _mend_torn_tail(path: Path) -> int:
+    """A last line without its newline was being written when the process or the machine died. Returns the bytes left.
+
+    A torn line vouches for nothing and is cut off. One that is whole and continues the chain lacks only its newline: it is
+    evidence that something was sent, so it is kept.
     """
-    data = path.read_bytes()
-    whole = data.rfind(b"\n") + 1
-    if whole == len(data):
+    *lines, last = path.read_bytes().split(b"\n")
+    whole = sum(len(line) + 1 for line in lines)
+    if not last:
         return whole
-    fd = os.open(path, os.O_WRONLY)
+    is_kept = _continues(last, lines[-1] if lines else None, path)
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND)
     try:
-        os.ftruncate(fd, whole)
+        if is_kept:
+            os.write(fd, b"\n")
+        else:
+            os.ftruncate(fd, whole)
         os.fsync(fd)
     finally:
         os.close(fd)
-    return whole
+    return whole + (len(last) + 1 if is_kept else 0)
+
+
+def _continues(last: bytes, before: bytes | None, path: Path) -> bool:
+    try:
+        row = _line(last, path).row
+    except WitnessesDisagreeError:
+        return False
+    return before is not None and row["prev"] == digest_of(before)

@@ -16,13 +16,14 @@ from ledger import queries
 from ledger.calls import CallState
 from ledger.claims import claim_fault
 from ledger.codec import chained, encode
-from ledger.errors import ClaimLostError, ConflictError, IllegalTransitionError, StateDirError
+from ledger.errors import ClaimLostError, ConflictError, IllegalTransitionError, StateDirError, UnrecordableEventError
 from ledger.events import AttemptStarted, CallRequested, EpochClosed, EpochOpened, Recorded
 from ledger.ids import NO_CHAIN, CallId, Digest, Head, Key, Scope
 from ledger.operations import Append, Appended
 from ledger.projection import fold
 from ledger.stages import Effect
 
+RECORD_LIMIT_BYTES: Final = 1024 * 1024  # an event names bodies and holds none; heads are bounded at the sockets
 STATES_CACHED: Final = 4096  # calls; a state is a few hundred bytes, and only calls in flight are written often
 # Set and read back: a pragma that SQLite ignores must not pass for one that holds (research/reliability.md section 1).
 PRAGMAS: Final = (
@@ -105,6 +106,10 @@ class Store:
         for entry in op.entries:
             seq = head.seq + 1
             record = encode(seq, at_ms, entry.call, entry.attempt, entry.event)
+            if len(record) > RECORD_LIMIT_BYTES:
+                raise UnrecordableEventError(
+                    f"{entry.event.kind} would take {len(record)} bytes; the limit is {RECORD_LIMIT_BYTES}"
+                )
             head = Head(seq, chained(head.chain, record))
             item = Recorded(seq, head.chain, at_ms, entry.call, entry.attempt, entry.event)
             recorded.append((item, record))

@@ -12,6 +12,13 @@ LOG_LIMIT_BYTES: Final = 16 * 1024 * 1024  # one file; a few of them cover weeks
 LOG_FILES: Final = 4
 
 
+class _Quiet(RotatingFileHandler):
+    """No witness: where the disk is full its lines are lost, and stderr is not filled in their place."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        del record
+
+
 class Activity:
     """One per process. Log lines carry identities and codes, never prompts, answers or credentials."""
 
@@ -19,7 +26,7 @@ class Activity:
         self._log = logging.getLogger("sendonce.activity")
         self._log.setLevel(logging.INFO)
         self._log.propagate = False
-        handler = RotatingFileHandler(path, maxBytes=LOG_LIMIT_BYTES, backupCount=LOG_FILES - 1)
+        handler = _Quiet(path, maxBytes=LOG_LIMIT_BYTES, backupCount=LOG_FILES - 1)
         handler.setFormatter(logging.Formatter("%(message)s"))
         self._log.addHandler(handler)
         self.registry = CollectorRegistry()

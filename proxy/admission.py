@@ -6,106 +6,17 @@ the decision does so with an append that names the head it was taken on; if anot
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal
+from dataclasses import replace
+from typing import Final
 
 from ledger.calls import CallState
 from ledger.claims import KeyHistory
 from ledger.events import Authority, WhyNew
-from ledger.ids import CallId, Digest, attempt_id
+from ledger.ids import CallId, attempt_id
 from ledger.ladder import Evidence
 from ledger.stages import Effect, Stage
+from proxy.decisions import Ask, Attach, Forward, Live, Now, Policy, Refuse, Replay, Verdict, Wait
 from proxy.refusals import Code
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """What the request says of itself."""
-
-    key_source: Literal["explicit", "derived"]
-    intent_digest: Digest
-    body_digest: Digest
-    url: str
-    caller_exact: str
-    certain_retry: bool = False
-    accepts_attempt: str | None = None
-    context: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Live:
-    """What this process knows of a call beyond the ledger. `claimed`: the socket of a client that got or awaits its answer is open."""
-
-    alive: bool = False
-    claimed: bool = False
-    delivered: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """The standing settings that accept a second effect, for this upstream and endpoint class; true accepts."""
-
-    on_unknown: bool = False
-    after_server_error: bool = True
-    after_gateway_error: bool = False
-    after_cut_stream: bool = False
-    config_digest: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Now:
-    """What surrounds the decision: time, and what was waited for already."""
-
-    at_ms: int
-    late_retry_ms: int
-    settled: bool = False
-    waited_for_close: bool = False
-    owed_first_try: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Forward:
-    """Send it, as this call. `resumed` is the disposition the client reads: a later generation of an absent effect."""
-
-    occurrence: int
-    generation: int
-    why_new: WhyNew
-    continues: CallState | None = None
-    accepts_attempt: str | None = None
-    authority: Authority | None = None
-    evidence: Mapping[str, Any] = field(default_factory=dict)
-    differences: tuple[str, ...] = ()
-
-    @property
-    def resumed(self) -> bool:
-        return self.why_new == "resumed"
-
-
-@dataclass(frozen=True, slots=True)
-class Attach:
-    call: CallId
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    call: CallState
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    code: Code
-    call: CallState
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Finish the call's bookkeeping; or let a FIN arrive; or let one of the claimed be closed. Then decide again."""
-
-    until: Literal["finished", "settled", "closed"]
-    calls: tuple[CallId, ...]
-
-
-Verdict = Forward | Attach | Replay | Refuse | Wait
 
 NOT_LIVE: Final = Live()
 CLIENT_ABORT: Final = "client_abort"  # `ended_by` of an attempt whose client was gone for too long
@@ -127,6 +38,8 @@ def decide(ask: Ask, history: KeyHistory, live: Mapping[CallId, Live], policy: P
             return Forward(1, 1, "first")
         call = max(newest, key=lambda state: state.generation)
         return _by_stage(ask, call, live.get(call.call, NOT_LIVE), policy)
+    if (accepted := _already_accepted(ask, history)) is not None:
+        return _by_stage(ask, accepted, live.get(accepted.call, NOT_LIVE), policy)
     return _derived(ask, newest, history.last_occurrence, live, policy, now)
 
 
@@ -229,6 +142,20 @@ def _next_generation(ask: Ask, call: CallState, why: WhyNew, authority: Authorit
 def _is_kept(call: CallState) -> bool:
     observed = call.attempt.observed if call.attempt else None
     return observed is not None and (observed.body is None or observed.body.kept)
+
+
+def _already_accepted(ask: Ask, history: KeyHistory) -> CallState | None:
+    """An acceptance is used once: the request that repeats it belongs to the call that it began."""
+    if ask.accepts_attempt is None:
+        return None
+    named = {attempt_id(state.call, each.number): state for state in history.calls for each in state.attempts}
+    spent = named.get(ask.accepts_attempt)
+    if spent is None or spent.superseded_by is None:
+        return None
+    of_occurrence = (
+        state for state in history.calls if state.occurrence == spent.occurrence and not state.superseded_by
+    )
+    return max(of_occurrence, key=lambda state: state.generation, default=None)
 
 
 # --- derived keys: a multiset of occurrences ---------------------------------------------------------------------------

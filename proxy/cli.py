@@ -4,10 +4,12 @@ Exit codes: 0 · 1 the demo failed · 2 usage or configuration · 3 port · 4 st
 """
 
 import getpass
+import os
+import sqlite3
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, Final, NoReturn, TypeVar
 
 import orjson
 import typer
@@ -22,6 +24,7 @@ from ledger.recovery import Acceptance
 from ledger.stages import Stage
 from proxy import demo as demonstration
 from proxy import inspection, tables, wiring
+from proxy.control import OwnerSilentError
 from proxy.demo_phases import EvidenceError
 from proxy.inspection import NotFoundError
 from proxy.reconcile.operator import DecisionRefusedError, Ruling
@@ -30,6 +33,21 @@ from proxy.settings import SettingsError, load, upstream_overrides
 T = TypeVar("T")
 
 EXIT_DEMO, EXIT_USAGE, EXIT_PORT, EXIT_DECISION = 1, 2, 3, 6
+
+# Which errors are sentences, their exit code, and what to add where the error is a library's.
+_EXITS: Final[tuple[tuple[tuple[type[Exception], ...], int, str], ...]] = (
+    ((SettingsError, NotFoundError, EvidenceError), EXIT_USAGE, ""),
+    ((wiring.PortTakenError,), EXIT_PORT, ""),
+    ((StartRefusedError,), StartRefusedError.exit_code, ""),
+    ((UnreadableRecordError,), StartRefusedError.exit_code, ". Run sendonce doctor to see what else is damaged."),
+    ((DecisionRefusedError, OwnerSilentError), EXIT_DECISION, ""),
+    ((UnicodeError,), EXIT_USAGE, ". An argument or a file is not UTF-8 text."),
+    (
+        (sqlite3.Error, OSError),
+        StartRefusedError.exit_code,
+        ". The state directory cannot be used as it is: see to its disk and files.",
+    ),
+)
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__.splitlines()[0]
@@ -52,17 +70,14 @@ def main() -> None:
     """The console script: errors are one sentence on stderr and an exit code, never a traceback."""
     try:
         code = app(standalone_mode=False)  # what typer.Exit carried; None where a command just returned
-    except (SettingsError, NotFoundError, EvidenceError) as error:
-        _fail(str(error), EXIT_USAGE)
-    except wiring.PortTakenError as error:
-        _fail(str(error), EXIT_PORT)
-    except StartRefusedError as error:
-        _fail(str(error), error.exit_code)
-    except UnreadableRecordError as error:
-        _fail(f"{error}. Run sendonce doctor to see what else is damaged.", StartRefusedError.exit_code)
-    except DecisionRefusedError as error:
-        _fail(str(error), EXIT_DECISION)
+    except BrokenPipeError:  # the reader of our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(EXIT_USAGE) from None
     except Exception as error:
+        found = next(((exit_code, remedy) for kinds, exit_code, remedy in _EXITS if isinstance(error, kinds)), None)
+        if found is not None:
+            exit_code, remedy = found
+            _fail(f"{error}{remedy}", getattr(error, "exit_code", exit_code))
         if isinstance(error, typer.Abort):
             raise SystemExit(130) from None
         show = getattr(error, "format_message", None)  # click's usage errors; click itself is typer's business
@@ -112,7 +127,7 @@ def calls(
     as_json: JsonOption = False,
     stage: Annotated[Stage | None, typer.Option(help="Only calls in this stage.")] = None,
     key: Annotated[str | None, typer.Option(help="Only calls of this idempotency key.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many of the newest calls to look at.")] = 1000,
+    limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many of the newest calls to look at.")] = 1000,
 ) -> None:
     """The newest calls, what each is, and what is safe next."""
     found = _run(inspection.calls(_state_dir(state_dir), limit, Key(key) if key else None))
@@ -169,6 +184,7 @@ def reconcile(
         _fail("Name one of --served, --not-served, --accept-duplicate, --park.", EXIT_USAGE)
     if not reason.strip():
         _fail("--reason is empty. Say why, for whoever reads the record.", EXIT_USAGE)
+    (call + reason + (by or "")).encode()  # raises UnicodeError for what no record can hold
     ruling = Ruling(chosen[0], reason, by or getpass.getuser(), succeeds)
     sentence = _run(inspection.reconcile(load(config, {"state_dir": state_dir}), CallId(call), ruling))
     if as_json:

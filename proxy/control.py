@@ -4,18 +4,24 @@
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import aiohttp
 import orjson
 from aiohttp import web
 
-from ledger.errors import ConflictError
+from ledger.errors import ConflictError, LedgerError
 from ledger.ids import CallId
 from ledger.operations import Append, Appended
 from ledger.reader import Reader
 from proxy.reconcile.operator import OUTCOMES, DecisionRefusedError, Ruling, bundle
 from proxy.services import Services
+
+OWNER_LIMIT_S: Final = 30  # a decision is one commit; a stopped or drowning owner is worth a sentence
+
+
+class OwnerSilentError(Exception):
+    """The owner lives and does not answer; what became of the request is unknown. Exit code 6."""
 
 
 class OwnerUnreachableError(Exception):
@@ -41,7 +47,7 @@ def application(services: Services) -> web.Application:
             sentence = await decide(
                 services.reader, append, call, ruling, alive=services.registry.flight(call) is not None
             )
-        except DecisionRefusedError as refused:
+        except (DecisionRefusedError, LedgerError) as refused:
             return _json({"refused": str(refused)}, status=409)
         return _json({"decided": sentence})
 
@@ -74,10 +80,15 @@ async def ask_owner(
     connector = aiohttp.UnixConnector(path=str(socket))
     try:
         async with (
-            aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=30)) as session,
+            aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=OWNER_LIMIT_S)) as session,
             session.request(method, f"http://owner{path}", json=body) as response,
         ):
             return response.status, orjson.loads(await response.read())
+    except TimeoutError as error:
+        raise OwnerSilentError(
+            f"The owner of {socket.parent} lives and did not answer within {OWNER_LIMIT_S} s. What was asked may still be done: "
+            "look again before you repeat it."
+        ) from error
     except (aiohttp.ClientConnectionError, OSError) as error:
         raise OwnerUnreachableError(str(error)) from error
 

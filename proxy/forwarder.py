@@ -31,15 +31,15 @@ from ledger.ids import Digest, Head, attempt_id
 from ledger.operations import Append, Entry, Expect, Receipt
 from ledger.writer import Writer
 from proxy import endings, manifest, refusals
-from proxy.admission import Forward, Policy
 from proxy.codings import DECODED_BODY_LIMIT_BYTES, UndecodableError, decoder
+from proxy.decisions import Forward, Policy
 from proxy.dialects.base import TerminalEvidence, header_ids, is_event_stream, is_json
 from proxy.headers import RESPONSE_STORED, RawHeaders, find, stored
 from proxy.inflight import Head as WireHead
 from proxy.inflight import State
 from proxy.interpreter import Interpreter
 from proxy.liveness import Flight
-from proxy.manifest import as_pairs, injected
+from proxy.manifest import as_pairs, injected, reason_recorded
 from proxy.refusals import Code, OwnAnswer
 from proxy.sse import DecodedEventHold, EventHold, LastByteHold
 from proxy.upstream import Answer, AttemptFailed, Upstream
@@ -170,7 +170,7 @@ class Forwarder:
             source="live",
             proof=proof,
             status=answer.status if answer else None,
-            reason_phrase=answer.reason if answer else "",
+            reason_phrase=reason_recorded(answer.reason) if answer else "",
             headers=_recorded(answer) if answer else (),
             framing=answer.framing if answer else None,
             body=Body(packed.digest, packed.size, flight.request.is_kept) if packed else None,
@@ -195,7 +195,12 @@ class Forwarder:
         self._writer.post(Append((entry,)))
         if is_event_stream(answer.headers):
             attempt.hold = _event_hold(flight.request.dialect.is_terminal, answer.headers)
-        about = {"status": answer.status, "reason_phrase": answer.reason, "headers": headers, "framing": answer.framing}
+        about = {
+            "status": answer.status,
+            "reason_phrase": reason_recorded(answer.reason),
+            "headers": headers,
+            "framing": answer.framing,
+        }
         flight.spool.head(orjson.dumps(about))
         if answer.status not in REDIRECTS:
             bodyless = answer.framing == "none"

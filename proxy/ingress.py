@@ -16,7 +16,8 @@ from ledger.operations import Append, Entry, Expect
 from ledger.spool import Spool
 from ledger.stages import Effect
 from proxy import clock, manifest, refusals
-from proxy.admission import Attach, Forward, Now, Policy, Refuse, Replay, Wait, decide
+from proxy.admission import decide
+from proxy.decisions import Attach, Forward, Now, Policy, Refuse, Replay, Wait
 from proxy.dialects.base import is_event_stream
 from proxy.endpoints import EndpointClass, classify
 from proxy.front import BadBody, DoorAnswer, Entered, FrontDoor
@@ -28,12 +29,15 @@ from proxy.liveness import Claimant, Flight
 from proxy.manifest import CallRequest
 from proxy.refusals import Code
 from proxy.replayer import replay
-from proxy.server import WireResponse, answer, relay
+from proxy.server import WireResponse, answer, has_more_to_read, relay
 from proxy.services import Services
 from proxy.views import since_of
 
 DECISIONS_LIMIT: Final = 32  # decided again, for whatever reason; more means a storm, and 503 is kinder than spinning
 CANONICAL_INLINE_LIMIT_BYTES: Final = 1024 * 1024  # parsing more than this would stall every stream on the loop
+LINGER_S: Final = (
+    2.0  # for the client's FIN or reset after our own; a living client that keeps its side open is left behind
+)
 ACKNOWLEDGE_CHECKS_S: Final = (0.002, 0.02, 0.2)  # when to ask whether an answer's last byte was acknowledged
 
 
@@ -187,8 +191,8 @@ class Ingress:
         response = await relay(request, flight.recording, _marks(flight.call, claimant.disposition))
         head = flight.recording.head
         claimant.is_stream = head is not None and is_event_stream(head.headers)
-        self._answered(claimant, response)
         self._services.activity.answered(flight.request.route.name, claimant.disposition)
+        await self._answered(request, claimant, response)
         return response
 
     async def _replay(self, request: web.BaseRequest, asked: CallRequest, call: CallState) -> WireResponse:
@@ -200,9 +204,9 @@ class Ingress:
             self._services.registry.release(claimant)
             return await self._refuse(request, asked, Code.FORM_DIFFERS, call)
         claimant.is_stream = asked.facts.stream
-        self._answered(claimant, response)
         self._services.activity.answered(asked.route.name, "replayed")
         self._services.activity.replayed(asked.route.name, call=call.call)
+        await self._answered(request, claimant, response)
         return response
 
     async def _refuse(self, request: web.BaseRequest, asked: CallRequest, code: Code, call: CallState) -> WireResponse:
@@ -234,13 +238,19 @@ class Ingress:
 
     # --- the client ------------------------------------------------------------------------------------------------
 
-    def _answered(self, claimant: Claimant, response: WireResponse) -> None:
+    async def _answered(self, request: web.BaseRequest, claimant: Claimant, response: WireResponse) -> None:
         """The end was written, or not. Whether it arrived is asked soon after: once the socket is gone nobody can tell."""
-        claimant.whole = response.whole
-        if response.whole:
-            loop = asyncio.get_running_loop()
-            for delay_s in ACKNOWLEDGE_CHECKS_S:
-                loop.call_later(delay_s, claimant.note_acknowledged)
+        claimant.whole, claimant.pipelined = response.whole, has_more_to_read(request)
+        if not response.whole:
+            return
+        loop = asyncio.get_running_loop()
+        for delay_s in ACKNOWLEDGE_CHECKS_S:
+            loop.call_later(delay_s, claimant.note_acknowledged)
+        if not response.keep_alive and claimant.transport is not None and claimant.transport.can_write_eof():
+            # If we closed first, a client that died with the answer unread could no longer tell us by its reset.
+            with suppress(OSError, RuntimeError):
+                claimant.transport.write_eof()
+            await self._services.registry.until_lost(claimant.transport, LINGER_S)
 
     async def _record_preparation_failure(self, request: web.BaseRequest, own: BadBody) -> None:
         """A bad request leaves no events, unless an explicit key names the call: then its failure is on record."""

@@ -5,6 +5,7 @@ import sqlite3
 import stat
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -209,12 +210,18 @@ async def _callers(state_dir: StateDir) -> Finding:
 
 def _permissions(state_dir: StateDir) -> Finding:
     paths = [state_dir.root, *state_dir.root.rglob("*")] if state_dir.root.exists() else []
-    loose = [path for path in paths if not path.is_socket() and stat.S_IMODE(path.lstat().st_mode) & 0o077]
-    if loose:
-        return Finding(
-            "permissions", ok=False, says=f"{loose[0]} can be read by others. Run: chmod -R go-rwx {state_dir.root}"
-        )
+    loose = next((path for path in paths if _is_loose(path)), None)
+    if loose is not None:
+        says = f"{loose} can be read by others. Run: chmod -R go-rwx {state_dir.root}"
+        return Finding("permissions", ok=False, says=says)
     return Finding("permissions", ok=True, says=f"{state_dir.root} is private")
+
+
+def _is_loose(path: Path) -> bool:
+    try:
+        return not path.is_socket() and bool(stat.S_IMODE(path.lstat().st_mode) & 0o077)
+    except FileNotFoundError:  # a spool that has just been removed
+        return False
 
 
 async def _ledger(state_dir: StateDir) -> Finding:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from ledger.bodies import INLINE_LIMIT_BYTES
 from ledger.calls import CallState
-from ledger.errors import IllegalTransitionError, UnreadableRecordError
+from ledger.errors import IllegalTransitionError, UnreadableRecordError, UnrecordableEventError
 from ledger.events import (
     AttemptCompleted,
     AttemptInterpreted,
@@ -55,8 +55,27 @@ class Interpreter:
         if entries:
             # The forwarder, a waiting request and a start may all want to finish it: whoever is second finds it done.
             with suppress(IllegalTransitionError):
-                await self._writer.append(Append(entries))
+                await self._append(state, entries)
             passed("after-interpreted")
+
+    async def _append(self, state: CallState, entries: tuple[Entry, ...]) -> None:
+        """Total: what cannot be recorded of a reading leaves one that is judged by status."""
+        try:
+            await self._writer.append(Append(entries))
+        except UnrecordableEventError:
+            bare = AttemptInterpreted(0, Outcome.UNINTERPRETABLE, self._by_status(state).effect)
+            plain = tuple(replace(entry, event=bare) if entry.event.kind == bare.kind else entry for entry in entries)
+            await self._writer.append(Append(plain))
+
+    def _by_status(self, state: CallState) -> Reading:
+        assert state.attempt is not None
+        assert state.attempt.observed is not None
+        observed = state.attempt.observed
+        dialect, traits = dialect_of(self._settings, state)
+        return replace(
+            dialect.interpret(observed.status or 0, as_headers(observed.headers), b"", traits),
+            outcome=Outcome.UNINTERPRETABLE,
+        )
 
     async def _remaining(self, state: CallState, body: bytes | None) -> tuple[Entry, ...]:
         assert state.attempt is not None
@@ -81,12 +100,12 @@ class Interpreter:
         dialect, traits = dialect_of(self._settings, state)
         headers, status = as_headers(observed.headers), observed.status or 0
         if observed.body is None or not observed.body.kept:
-            return replace(dialect.interpret(status, headers, b"", traits), outcome=Outcome.UNINTERPRETABLE)
+            return self._by_status(state)
         if body is None:
             try:
                 body = b"".join([piece async for piece in self._reader.body(observed.body.digest)])
             except UnreadableRecordError:  # `doctor` names the damage; the call is judged by its status
-                return replace(dialect.interpret(status, headers, b"", traits), outcome=Outcome.UNINTERPRETABLE)
+                return self._by_status(state)
         if len(body) <= INLINE_LIMIT_BYTES:
             return dialect.interpret(status, headers, body, traits)
         return await asyncio.to_thread(dialect.interpret, status, headers, body, traits)

@@ -8,6 +8,7 @@ Nothing here outlives the process, and nothing else counts: no process id, no cl
 import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,7 +16,7 @@ from ledger.calls import CallState
 from ledger.events import DeliveredHow
 from ledger.ids import CallId, Key, Scope
 from ledger.spool import Spool
-from proxy.admission import Live
+from proxy.decisions import Live
 from proxy.inflight import Recording
 from proxy.manifest import CallRequest
 from proxy.server import still_open, unacknowledged_bytes
@@ -59,6 +60,7 @@ class Claimant:
     whole: bool = False  # the end was written
     is_stream: bool = False
     acknowledged: bool = False  # the peer's kernel has every byte of it
+    pipelined: bool = False  # the next request was there before this answer ended: it proves nothing about it
 
     @property
     def delivered(self) -> bool:
@@ -145,8 +147,7 @@ class Registry:
         """A request on a connection proves that the answer before it was delivered, and ends that claim."""
         claimant = self._of_connection.pop(transport, None) if transport else None
         if claimant is not None:
-            # A pipelined request proves nothing: its answer's bytes may still be on their way.
-            arrived = claimant.whole and unacknowledged_bytes(transport) in (0, None)
+            arrived = claimant.whole and not claimant.pipelined and unacknowledged_bytes(transport) in (0, None)
             self._end(claimant, "next_request" if arrived else "no")
 
     def connection_lost(self, transport: asyncio.Transport, error: BaseException | None) -> None:
@@ -154,6 +155,13 @@ class Registry:
         if claimant is not None:
             self._end(claimant, claimant.how(error))
             claimant.transport = None  # its descriptor's number will be another connection's
+
+    async def until_lost(self, transport: asyncio.Transport, limit_s: float) -> None:
+        """Until the connection is lost and how is recorded, or for `limit_s`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while transport in self._of_connection:
+                    await self._changed.wait()
 
     def release(self, claimant: Claimant) -> None:
         """It never came to an answer: another decision follows."""

@@ -8,7 +8,7 @@ from ledger.bodies import Packed, pack
 from ledger.events import Body, CallManifest, CallRequested, CallResumed, KeySource, Pairs
 from ledger.ids import CallId, Digest, Head, Key, Scope
 from proxy import clients, keys
-from proxy.admission import Ask, Forward
+from proxy.decisions import Ask, Forward
 from proxy.dialects import registry
 from proxy.dialects.base import Dialect, RequestFacts
 from proxy.endpoints import EndpointClass, provider_path
@@ -184,6 +184,15 @@ def resumed(plan: Forward, head: Head) -> CallResumed | None:
 def as_pairs(headers: RawHeaders) -> Pairs:
     """Header bytes as text, latin-1: every byte survives."""
     return tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in headers)
+
+
+def reason_recorded(reason: str) -> str:
+    """A reason phrase as aiohttp reads it (UTF-8, other bytes escaped), as it can be recorded: latin-1 like every head byte."""
+    return reason.encode("utf-8", "surrogateescape").decode("latin-1")
+
+
+def reason_on_wire(recorded: str) -> str:
+    return recorded.encode("latin-1").decode("utf-8", "surrogateescape")
 
 
 def as_headers(pairs: Pairs) -> RawHeaders:

@@ -11,7 +11,7 @@ from proxy.dialects import base
 from proxy.dialects.base import Dialect
 from proxy.headers import RawHeaders
 from proxy.inflight import Head
-from proxy.manifest import as_headers
+from proxy.manifest import as_headers, reason_on_wire
 from proxy.refusals import OwnAnswer
 from proxy.server import WireResponse, answer
 
@@ -40,7 +40,7 @@ async def replay(
     size = observed.body.size if observed.body else 0
     head = Head(
         observed.status or 0,
-        observed.reason_phrase,
+        reason_on_wire(observed.reason_phrase),
         headers,
         None if observed.framing in ("chunked", "close") else size,
         bodyless=observed.framing == "none",

@@ -7,6 +7,7 @@ import asyncio
 import fcntl
 import select
 import sys
+import termios
 from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
@@ -90,6 +91,17 @@ def unacknowledged_bytes(transport: asyncio.Transport | None) -> int | None:
     return queued + transport.get_write_buffer_size()
 
 
+def has_more_to_read(request: web.BaseRequest) -> bool:
+    """Has the client sent something after this request already (pipelining)?"""
+    connection, transport = request.protocol, request.transport
+    if isinstance(connection, DataConnection) and connection.has_queued:
+        return True
+    sock = transport.get_extra_info("socket") if transport is not None and not transport.is_closing() else None
+    if sock is None or (fd := sock.fileno()) < 0:
+        return False
+    return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder) > 0
+
+
 async def read_body(request: web.BaseRequest, *, limit_bytes: int, idle_timeout_s: float) -> bytes:
     """The exact body bytes. Answers `Expect: 100-continue`, so call it only after the checks that need no body.
 
@@ -146,7 +158,7 @@ class WireResponse(web.StreamResponse):
         self._silent = head.bodyless or self._request.method == "HEAD"
         self._chunks = head.length is None and not self._silent
         self._closes = close or not self._request.keep_alive
-        lines = [f"HTTP/1.1 {head.status} {head.reason}".encode("utf-8", "surrogateescape")]
+        lines = [f"HTTP/1.1 {head.status:03d} {head.reason}".encode("utf-8", "surrogateescape")]
         lines += [name + b": " + value for name, value in (*end_to_end(head.headers), *extra_headers)]
         if self._chunks:
             lines.append(b"Transfer-Encoding: chunked")
@@ -237,6 +249,11 @@ async def _write_whole(
 
 class DataConnection(web.RequestHandler):
     """One connection. What aiohttp's parser refuses gets the refusal body of every bad request, and no traceback in a log."""
+
+    @property
+    def has_queued(self) -> bool:
+        """Requests that were read while an earlier one was being answered. (aiohttp keeps them privately.)"""
+        return bool(self._messages)
 
     def handle_error(
         self,

@@ -9,14 +9,16 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlsplit
 
 import orjson
 from blake3 import blake3
 from platformdirs import user_state_path
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import SettingsError as PydanticSettingsError
 
-from proxy.admission import Policy
+from proxy.decisions import Policy
 from proxy.effects import UpstreamTraits
 from proxy.endpoints import EndpointClass, Family
 
@@ -29,7 +31,7 @@ CHEAP_CLASSES: Final = frozenset(
 
 Choice = Literal["refuse", "accept"]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Bytes = Annotated[int, Field(gt=0)]
+Bytes = Annotated[int, Field(gt=0, le=2**40)]  # 1 TiB: more is a slip of the keyboard
 BaseUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^/?#@\s]+(/[^?#\s]*)?$")]
 
 
@@ -61,7 +63,13 @@ class UpstreamSettings(_Strict):
 
     @field_validator("base_url")
     @classmethod
-    def _without_slash(cls, value: str) -> str:
+    def _usable(cls, value: str) -> str:
+        try:
+            usable = bool(urlsplit(value).hostname) and urlsplit(value).port != 0
+        except ValueError as error:
+            raise ValueError(f"it has no usable host and port ({error})") from error
+        if not usable:
+            raise ValueError("it has no usable host and port")
         return value.rstrip("/")
 
     @property
@@ -186,6 +194,14 @@ def load(config: Path | None, overrides: dict[str, Any]) -> Settings:
         )
     try:
         return _WithFile(**{name: value for name, value in overrides.items() if value is not None})
+    except PydanticSettingsError as error:
+        raise SettingsError(
+            f"An environment variable SENDONCE_… cannot be read: {error}. Correct or unset it."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise SettingsError(
+            f"{config} is not UTF-8 text, so it is not TOML. Name a configuration file with --config."
+        ) from error
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{config} is not TOML: {error}. Correct it there.") from error
     except ValidationError as error:

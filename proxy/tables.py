@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from proxy.inspection import ROTATING
 from proxy.services import Services
@@ -38,7 +39,7 @@ def calls(console: Console, rows: list[dict[str, Any]]) -> None:
             row["effect"],
             row["next_operation"],
         )
-        table.add_row(*cells, style=style)
+        table.add_row(*(Text(str(cell)) for cell in cells), style=style)  # a model's name may look like markup
     console.print(table if rows else "No calls.")
 
 

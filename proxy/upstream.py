@@ -334,7 +334,8 @@ def _answer(method: str, response: aiohttp.ClientResponse, progress: _Progress) 
 def _framing(method: str, response: aiohttp.ClientResponse) -> tuple[Framing, int | None]:
     if method == "HEAD" or response.status in {HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED}:
         return "none", None
-    if b"chunked" in (find(response.raw_headers, b"transfer-encoding") or b"").lower():
+    codings = (find(response.raw_headers, b"transfer-encoding") or b"").lower().split(b",")
+    if codings[-1].strip() == b"chunked":
         return "chunked", None
     if (declared := find(response.raw_headers, b"content-length")) is not None:
         return "length", int(declared)

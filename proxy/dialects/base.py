@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import islice
 from typing import Any, Protocol
 
 from ledger.stages import Effect
@@ -17,7 +18,9 @@ from proxy.headers import RawHeaders, find, media_type
 from proxy.sse import Event, events
 
 ID_LIMIT_BYTES = 256  # every id seen is below 100; a longer one is not worth a column
+INTEGER_LIMIT_DIGITS = 4000  # below CPython's limit of 4,300
 COUNT_LIMIT = 2**63 - 1  # what JSON writers and databases hold; far above any token count
+USAGE_NAMES_LIMIT, USAGE_NAME_LIMIT_CHARS, USAGE_DEPTH_LIMIT = 64, 128, 4  # seen: about 12 names, 2 levels
 ERROR_WORD_LIMIT_CHARS = 64  # they are words such as rate_limit_error
 
 BODILESS_2XX = frozenset({204, 205})
@@ -103,10 +106,15 @@ def is_json(headers: RawHeaders) -> bool:
     return media_type(headers).endswith((b"/json", b"+json"))
 
 
+def _integer(digits: str) -> int | float:
+    """Python refuses to read thousands of digits as an int; the document is no less whole for that."""
+    return int(digits) if len(digits) <= INTEGER_LIMIT_DIGITS else float(digits)
+
+
 def parsed(data: bytes) -> Any:
     """The JSON value, or None where there is none."""
     try:
-        return json.loads(data)
+        return json.loads(data, parse_int=_integer)
     except (ValueError, RecursionError):
         return None
 
@@ -164,14 +172,24 @@ def positive(value: object) -> int | None:
 
 
 def flat_usage(usage: object) -> dict[str, int]:
-    """The numbers under the provider's own names, nested ones joined with dots; null and text say nothing."""
-    flat: dict[str, int] = {}
-    for name, value in usage.items() if isinstance(usage, dict) else ():
-        if isinstance(value, dict):
-            flat.update({f"{text(name)}.{inner}": count for inner, count in flat_usage(value).items()})
-        elif (count := positive(value)) is not None:
-            flat[text(name) or ""] = count
-    return flat
+    """The numbers under the provider's own names, nested ones joined with dots; null and text say nothing.
+
+    Bounded: what is beyond the limits is no usage that any provider states, and it would be copied into an event.
+    """
+    return dict(islice(_usage_leaves(usage, "", USAGE_DEPTH_LIMIT), USAGE_NAMES_LIMIT))
+
+
+def _usage_leaves(usage: object, prefix: str, depth_left: int) -> Iterator[tuple[str, int]]:
+    if not isinstance(usage, dict) or depth_left == 0:
+        return
+    for name, value in usage.items():
+        full = prefix + (text(name) or "")
+        if len(full) > USAGE_NAME_LIMIT_CHARS:
+            continue
+        if (count := positive(value)) is not None:
+            yield full, count
+        else:
+            yield from _usage_leaves(value, full + ".", depth_left - 1)
 
 
 def envelope_error(document: object) -> str | None:

@@ -53,7 +53,7 @@ class OpenAIChat:
 
 
 def _ends(data: bytes) -> bool:
-    return data.strip() == _DONE or (b'"error"' in data and bool(base.parsed_object(data).get("error")))
+    return data.strip().startswith(_DONE) or (b'"error"' in data and bool(base.parsed_object(data).get("error")))
 
 
 # --- reading ---
@@ -77,7 +77,7 @@ def _findings(data: bytes, is_stream: bool) -> Findings:
             finish_reason = base.text(choice.get("finish_reason")) or finish_reason
     if error is not None:
         outcome = Outcome.IN_BAND_ERROR
-    elif is_stream and not any(item.data.strip() == _DONE for item in base.stream_events(data)):
+    elif is_stream and not any(item.data.strip().startswith(_DONE) for item in base.stream_events(data)):
         outcome = Outcome.INCOMPLETE if documents else Outcome.EMPTY
     elif has_choices:
         outcome = Outcome.SUCCEEDED

@@ -282,8 +282,16 @@ def test_torn_receipt_of_a_start_is_no_receipt(tmp_path: Path) -> None:
     """The line was being written, so its fdatasync had not returned and no byte had left."""
     crash(tmp_path, "claim:1", "started:1", "die")
     path = tmp_path / "receipts" / "000001.jsonl"
-    path.write_bytes(path.read_bytes()[:-1])
+    path.write_bytes(path.read_bytes()[:-2])
     assert state_after_start(tmp_path).stage is Stage.NOT_SENT
+
+
+def test_receipt_that_lacks_only_its_newline_is_a_receipt(tmp_path: Path) -> None:
+    """Somebody cut one byte off the log: what was sent stays unknown, it is not sent again."""
+    crash(tmp_path, "claim:1", "started:1", "die")
+    path = tmp_path / "receipts" / "000001.jsonl"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert state_after_start(tmp_path).stage is Stage.EFFECT_UNKNOWN
 
 
 def test_wrong_secret_is_refused(tmp_path: Path) -> None:

@@ -62,13 +62,20 @@ def test_tail_torn_at_every_byte_is_cut_off(tmp_path: Path) -> None:
     whole = path.read_bytes()
     written(tmp_path, 1)
     last = path.read_bytes()[len(whole) :]
-    for size in range(len(last)):
+    for size in range(len(last) - 1):
         path.write_bytes(whole + last[:size])
         assert position(tmp_path) == before
         assert path.read_bytes() == whole
-    path.write_bytes(whole + last[:-1])
-    written(tmp_path, 1)
-    assert path.read_bytes() == whole + last
+
+
+def test_whole_last_line_without_its_newline_is_evidence(tmp_path: Path) -> None:
+    """Only the newline is missing, and the line continues the chain: it is kept, never taken for a proof of not sending."""
+    written(tmp_path, 2)
+    path = tmp_path / "000001.jsonl"
+    whole, after = path.read_bytes(), position(tmp_path)
+    path.write_bytes(whole[:-1])
+    assert position(tmp_path) == after
+    assert path.read_bytes() == whole
 
 
 def test_first_line_torn_at_every_byte_is_created_again(tmp_path: Path) -> None:

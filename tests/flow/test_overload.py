@@ -1,0 +1,115 @@
+"""Too many at once: 503 `overloaded` proves that nothing was sent, and what it owes is one first try, no more."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tests.harness.connections import connected, read_answer, receipts_of, request_bytes
+from tests.harness.neighbours import beside
+from tests.harness.processes import Process, Rig, chat, message, until
+
+CHAT, MESSAGES = "/openai/v1/chat/completions", "/anthropic/v1/messages"
+ONE_AT_A_TIME = "[limits]\nadmitted_requests = 1\n"
+RETRY = {"x-stainless-lang": "python", "x-stainless-retry-count": "1"}
+FIRST_TRY = {"x-stainless-lang": "python", "x-stainless-retry-count": "0"}
+SLOW = "synthetic/hold=1"  # alive while its client leaves and comes back
+DESCRIPTORS, CLIENTS = 128, 60
+# The hard limit too: the proxy raises its soft one to it.
+LIMITED = (
+    f"import resource, runpy; resource.setrlimit(resource.RLIMIT_NOFILE, ({DESCRIPTORS}, {DESCRIPTORS}));"
+    "runpy.run_module('proxy', run_name='__main__', alter_sys=True)"
+)
+
+
+@pytest.fixture(scope="module")
+def narrow(shared: Rig) -> Iterator[Rig]:
+    """Admits one request at a time."""
+    with beside(shared, settings=ONE_AT_A_TIME) as made:
+        yield made
+
+
+def until_free(rig: Rig) -> None:
+    """Until the one place is free. The probe has a key of its own, so that it owes and claims nothing else."""
+    until(lambda: rig.chat(chat(text="is it free"), {"Idempotency-Key": "probe"}).status == 200)
+
+
+def refuse_while_full(rig: Rig, path: str, body: bytes, headers: dict[str, str]) -> None:
+    """The request meets a full house once; afterwards there is room."""
+    other = chat("synthetic/hold=forever", f"takes the place of {body!r} {headers}")
+    with connected(rig.port) as guest:
+        guest.sendall(request_bytes(CHAT, other))
+        rig.await_receipt(other)
+        refused = rig.post(path, body, headers)
+    assert (refused.status, refused.code) == (503, "overloaded")
+    assert (refused.headers["x-should-retry"], refused.headers["retry-after"]) == ("true", "1")
+    until_free(rig)
+
+
+def ask_and_leave(rig: Rig, path: str, body: bytes, headers: dict[str, str]) -> None:
+    """The provider has it, its client is gone, and its place is free."""
+    with connected(rig.port) as client:
+        client.sendall(request_bytes(path, body, headers))
+        rig.await_receipt(body)
+    until_free(rig)
+
+
+@pytest.mark.parametrize(("path", "make"), [(CHAT, chat), (MESSAGES, message)])
+def test_retry_of_an_owed_first_try_attaches_to_it(narrow: Rig, path: str, make: type[bytes]) -> None:
+    """Refused once, forwarded once: the retry of what was forwarded is no first try any more."""
+    body = make(SLOW, "owed")
+    refuse_while_full(narrow, path, body, FIRST_TRY)
+    assert receipts_of(narrow, body) == []
+    ask_and_leave(narrow, path, body, RETRY)  # the first try that was owed
+    again = narrow.post(path, body, RETRY)
+    assert (again.status, again.disposition) == (200, "attached")
+    assert len(receipts_of(narrow, body)) == 1
+
+
+def test_overloaded_retry_of_a_live_call_is_no_first_try(narrow: Rig) -> None:
+    """It was sent already: that its retry met a full house does not make the next retry a request of its own."""
+    body = chat("synthetic/hold=2", "sent before the house was full")
+    ask_and_leave(narrow, CHAT, body, FIRST_TRY)
+    refuse_while_full(narrow, CHAT, body, RETRY)
+    again = narrow.post(CHAT, body, RETRY)
+    assert (again.status, again.disposition) == (200, "attached")
+    assert len(receipts_of(narrow, body)) == 1
+
+
+def test_first_try_refused_twice_is_owed_once(narrow: Rig) -> None:
+    """One intention, two refusals: what is forwarded at last is the only one that its further retries find."""
+    body = chat(SLOW, "refused twice")
+    refuse_while_full(narrow, CHAT, body, FIRST_TRY)
+    refuse_while_full(narrow, CHAT, body, RETRY)
+    ask_and_leave(narrow, CHAT, body, RETRY)
+    again = narrow.post(CHAT, body, RETRY)
+    assert (again.status, again.disposition) == (200, "attached")
+    assert len(receipts_of(narrow, body)) == 1
+
+
+def test_more_clients_than_descriptors_are_refused_and_the_proxy_lives(shared: Rig) -> None:
+    """Descriptors bound what is admitted: nobody is dropped, nothing is poisoned, and afterwards it serves."""
+    bodies = [chat("synthetic/hold=1", f"descriptor {number}") for number in range(CLIENTS)]
+    limited = Rig(shared.directory, shared.provider_process, state_name="limited")
+    arguments = ["serve", "--port", "0", "--state-dir", str(limited.state_dir)]
+    arguments += ["--upstream", f"openai={shared.provider_url}"]
+    limited.proxy_process = process = Process(["-c", LIMITED, *arguments], r"listens on http://[^ ]*:(\d+)")
+    try:
+        with ExitStack() as open_sockets:
+            clients = [open_sockets.enter_context(connected(limited.port)) for _ in bodies]
+            for client, body in zip(clients, bodies, strict=True):
+                client.sendall(request_bytes(CHAT, body))
+            answers = [read_answer(client) for client in clients]
+        served = [body for body, answer in zip(bodies, answers, strict=True) if answer.status == 200]
+        refused = [answer for answer in answers if answer.status != 200]
+        assert served
+        assert {(answer.status, answer.code) for answer in refused} == {(503, "overloaded")}
+        assert process.child.poll() is None
+        assert limited.chat(chat(text="afterwards")).status == 200
+        limited.settled()
+        assert {row["stage"] for row in limited.calls()} == {"completed"}
+        assert sum(len(receipts_of(shared, body)) for body in bodies) == len(served)
+    finally:
+        process.close()
+        print(process.complained, file=sys.stderr)
