@@ -29,7 +29,7 @@ from proxy.liveness import Claimant, Flight
 from proxy.manifest import CallRequest
 from proxy.refusals import Code
 from proxy.replayer import replay
-from proxy.server import WireResponse, answer, has_more_to_read, relay
+from proxy.server import WireResponse, answer, relay
 from proxy.services import Services
 from proxy.views import since_of
 
@@ -192,7 +192,7 @@ class Ingress:
         head = flight.recording.head
         claimant.is_stream = head is not None and is_event_stream(head.headers)
         self._services.activity.answered(flight.request.route.name, claimant.disposition)
-        await self._answered(request, claimant, response)
+        await self._answered(claimant, response)
         return response
 
     async def _replay(self, request: web.BaseRequest, asked: CallRequest, call: CallState) -> WireResponse:
@@ -206,7 +206,7 @@ class Ingress:
         claimant.is_stream = asked.facts.stream
         self._services.activity.answered(asked.route.name, "replayed")
         self._services.activity.replayed(asked.route.name, call=call.call)
-        await self._answered(request, claimant, response)
+        await self._answered(claimant, response)
         return response
 
     async def _refuse(self, request: web.BaseRequest, asked: CallRequest, code: Code, call: CallState) -> WireResponse:
@@ -238,9 +238,9 @@ class Ingress:
 
     # --- the client ------------------------------------------------------------------------------------------------
 
-    async def _answered(self, request: web.BaseRequest, claimant: Claimant, response: WireResponse) -> None:
+    async def _answered(self, claimant: Claimant, response: WireResponse) -> None:
         """The end was written, or not. Whether it arrived is asked soon after: once the socket is gone nobody can tell."""
-        claimant.whole, claimant.pipelined = response.whole, has_more_to_read(request)
+        claimant.whole, claimant.pipelined = response.whole, response.followed
         if not response.whole:
             return
         loop = asyncio.get_running_loop()

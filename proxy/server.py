@@ -143,6 +143,7 @@ class WireResponse(web.StreamResponse):
         self.begun = False  # a head was handed to the connection
         self.whole = False  # so was the end
         self.client_gone = False
+        self.followed = False  # before the last piece left, the client had sent more already (pipelining)
 
     @property
     def keep_alive(self) -> bool:
@@ -166,11 +167,12 @@ class WireResponse(web.StreamResponse):
             lines.append(b"Content-Length: " + length)
         if self._closes:
             lines.append(b"Connection: close")
-        self.begun = True
+        self.begun, self.followed = True, has_more_to_read(self._request)
         await self._wire.write(b"\r\n".join(lines) + b"\r\n\r\n")
 
     async def send(self, data: bytes) -> None:
         if not self._silent:
+            self.followed = has_more_to_read(self._request)
             await self._wire.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunks else data)
 
     async def end(self) -> None:
