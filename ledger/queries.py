@@ -60,6 +60,7 @@ COUNT_CALLS: Final = "SELECT count(*) FROM call_index WHERE (?1 IS NULL OR key =
 IN_FLIGHT_OF_EPOCH: Final = "SELECT call_id FROM call_index WHERE is_in_flight = 1 AND epoch = ? ORDER BY call_id"
 UNFINISHED_CALLS: Final = "SELECT call_id FROM call_index WHERE is_unfinished = 1 ORDER BY call_id"
 
+ALL_BODIES: Final = "SELECT digest FROM body ORDER BY id"
 FIND_BODY: Final = "SELECT chunks FROM body WHERE digest = ?"
 FIND_CHUNK: Final = "SELECT frame FROM chunk WHERE digest = ?"
 

@@ -62,7 +62,7 @@ class Reader:
         rows = await self._db.execute_fetchall(queries.EVENTS_OF_LEDGER)
         return queries.read_events((row[0], row[1]) for row in rows)
 
-    async def body(self, digest: Digest) -> AsyncIterator[bytes]:
+    async def body(self, digest: Digest) -> AsyncGenerator[bytes, None]:
         """The body's chunks, each checked against its digest. Raises UnreadableRecordError where one is missing."""
         rows = list(await self._db.execute_fetchall(queries.FIND_BODY, (digest,)))
         if not rows:
@@ -72,6 +72,11 @@ class Reader:
             if not found:
                 raise UnreadableRecordError(f"the body {digest} lacks its chunk {chunk.hex()}")
             yield bodies.plain(chunk, found[0][0])
+
+    async def bodies(self) -> list[Digest]:
+        """Every body that is kept."""
+        rows = await self._db.execute_fetchall(queries.ALL_BODIES)
+        return [Digest(row[0]) for row in rows]
 
     async def integrity(self) -> str:
         """SQLite's own check of its file: "ok" or what is wrong. Reads everything."""

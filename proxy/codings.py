@@ -97,12 +97,27 @@ def decoder(headers: RawHeaders) -> Decoder:
     return decode
 
 
+def _gzip_members() -> Decoder:
+    """A gzip body may have several members, and a piece may end one and begin the next."""
+    inflater = zlib.decompressobj(zlib.MAX_WBITS | 16)
+
+    def decode(data: bytes) -> bytes:
+        nonlocal inflater
+        plain = inflater.decompress(data)
+        while inflater.eof and inflater.unused_data:
+            data, inflater = inflater.unused_data, zlib.decompressobj(zlib.MAX_WBITS | 16)
+            plain += inflater.decompress(data)
+        return plain
+
+    return decode
+
+
 def _step(coding: bytes) -> Decoder:
     match coding:
         case b"" | b"identity":
             return lambda data: data
         case b"gzip" | b"x-gzip":
-            return zlib.decompressobj(zlib.MAX_WBITS | 16).decompress
+            return _gzip_members()
         case b"deflate":
             return zlib.decompressobj(zlib.MAX_WBITS).decompress
         case b"zstd":

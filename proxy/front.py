@@ -1,6 +1,5 @@
 """The front door: what is answered before, or instead of, a decision. Guard, routing, own endpoints, body, safe requests."""
 
-import resource
 from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
@@ -20,8 +19,6 @@ from proxy.target import target_fault
 from proxy.upstream import Answer, AttemptFailed
 
 OWN_PREFIX: Final = "/_sendonce/"
-DESCRIPTORS_A_REQUEST: Final = 4  # the client's socket, the upstream's, two of the spool
-DESCRIPTORS_RESERVED: Final = 64  # ledger, receipts, log, listeners, and connections that are only being read
 REFUSED: Final = (b"Sendonce-Disposition", b"refused")
 
 
@@ -55,9 +52,6 @@ class FrontDoor:
     def __init__(self, services: Services) -> None:
         self._services, self._settings = services, services.settings
         self._admitted = 0
-        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        by_descriptors = max(1, (descriptors - DESCRIPTORS_RESERVED) // DESCRIPTORS_A_REQUEST)
-        self._limit = min(self._settings.limits.admitted_requests, by_descriptors)
 
     async def enter(self, request: web.BaseRequest) -> Entered | web.StreamResponse:
         """A request to decide on, or the answer to one that needs no decision. Raises DoorAnswer."""
@@ -82,7 +76,7 @@ class FrontDoor:
     @contextmanager
     def admitted(self, asked: CallRequest) -> Iterator[None]:
         """Counts it among those being decided or answered. Beyond the limit its first try is owed: nothing was recorded."""
-        if self._admitted >= self._limit:
+        if self._admitted >= self._settings.limits.admitted_requests:
             self.owe(asked)
             raise DoorAnswer(Code.OVERLOADED, route=asked.route)
         self._admitted += 1
@@ -92,8 +86,8 @@ class FrontDoor:
             self._admitted -= 1
 
     def owe(self, asked: CallRequest) -> None:
-        """An explicit key names its try by itself; a derived one is remembered."""
-        if asked.key_source == "derived":
+        """An explicit key names its try by itself, and a certain retry is no first try; any other is remembered."""
+        if asked.key_source == "derived" and not asked.certain_retry:
             self._services.registry.owe(asked.scope, asked.key)
 
     async def answer(self, request: web.BaseRequest, own: DoorAnswer) -> WireResponse:

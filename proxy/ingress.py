@@ -29,7 +29,7 @@ from proxy.liveness import Claimant, Flight
 from proxy.manifest import CallRequest
 from proxy.refusals import Code
 from proxy.replayer import replay
-from proxy.server import WireResponse, answer, relay
+from proxy.server import WireResponse, answer, descriptor_share, relay
 from proxy.services import Services
 from proxy.views import since_of
 
@@ -47,6 +47,7 @@ class Ingress:
     def __init__(self, services: Services) -> None:
         self._services, self._door = services, FrontDoor(services)
         self._large_body = asyncio.Semaphore(1)  # canonicalising takes several times a body's memory: one at a time
+        self._flights_limit = descriptor_share()
         self._turns: WeakValueDictionary[tuple[Scope, Key], asyncio.Lock] = WeakValueDictionary()
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -57,7 +58,7 @@ class Ingress:
                 return entered
             asked = await self._read(entered)
             with self._door.admitted(asked):
-                return await self._serve(request, asked)
+                return await self._serve_or_say_damaged(request, asked)
         except BadBody as own:
             await self._record_preparation_failure(request, own)
             return await self._door.answer(request, own)
@@ -66,10 +67,6 @@ class Ingress:
         except UnrecordableEventError as error:  # what cannot be recorded is not sent
             return await self._door.answer(
                 request, DoorAnswer(Code.BAD_FRAMING, f"The request cannot be recorded: {error}.")
-            )
-        except UnreadableRecordError as error:
-            return await self._door.answer(
-                request, DoorAnswer(Code.CORRUPTION, f"The record of this request is damaged: {error}.")
             )
         except PoisonedError:
             return await self._door.answer(request, DoorAnswer(Code.CANNOT_RECORD, close=True))
@@ -88,6 +85,13 @@ class Ingress:
             return manifest.read(*arguments)
         async with self._large_body:
             return await asyncio.to_thread(manifest.read, *arguments)
+
+    async def _serve_or_say_damaged(self, request: web.BaseRequest, asked: CallRequest) -> web.StreamResponse:
+        try:
+            return await self._serve(request, asked)
+        except UnreadableRecordError as error:
+            text = f"The record of this request is damaged: {error}. Look with sendonce doctor."
+            raise DoorAnswer(Code.CORRUPTION, text, route=asked.route) from error
 
     async def _serve(self, request: web.BaseRequest, asked: CallRequest) -> web.StreamResponse:
         policy = self._services.settings.policy(asked.route.name, asked.endpoint_class)
@@ -146,6 +150,8 @@ class Ingress:
         turn: AsyncExitStack,
     ) -> WireResponse:
         """Raises ConflictError when another append was first. The flight is alive before its admission is queued."""
+        if len(self._services.registry.flights) >= self._flights_limit:
+            raise self._overloaded(asked)
         services, call = self._services, new_call_id(clock.now_ms(), clock.entropy())
         spool = Spool(services.state_dir.spool, call)
         flight = Flight(call, asked, spool, Recording(spool), asyncio.get_running_loop().create_future())

@@ -193,6 +193,7 @@ async def doctor(settings: Settings, state_dir: StateDir) -> list[Finding]:
         Finding("owner", ok=True, says=says),
         await _callers(state_dir),
         await _ledger(state_dir),
+        await _bodies(state_dir),
         _receipts(state_dir),
     ]
 
@@ -246,6 +247,20 @@ async def _ledger(state_dir: StateDir) -> Finding:
     except (LedgerError, sqlite3.DatabaseError) as error:
         return Finding("ledger", ok=False, says=f"{error}")
     return Finding("ledger", ok=True, says=f"{count} events, chain {chain[:16]}…")
+
+
+async def _bodies(state_dir: StateDir) -> Finding:
+    """Every kept body, chunk by chunk, against its digest."""
+    try:
+        async with open_reader(state_dir.ledger) as reader:
+            digests = await reader.bodies()
+            for digest in digests:
+                async with aclosing(reader.body(digest)) as pieces:
+                    async for _ in pieces:
+                        pass
+    except (LedgerError, sqlite3.DatabaseError) as error:
+        return Finding("bodies", ok=False, says=f"{error}. Restore a backup, then sendonce recover.")
+    return Finding("bodies", ok=True, says=f"{len(digests)} bodies, each as its digest says")
 
 
 def _receipts(state_dir: StateDir) -> Finding:

@@ -110,6 +110,7 @@ class Registry:
             flight.abandon.cancel()
         flight.recording.close()
         flight.finished.set()
+        self._wake()
 
     def flight(self, call: CallId) -> Flight | None:
         return self._flights.get(call)
@@ -170,10 +171,11 @@ class Registry:
             self._forget(claimant)
 
     async def wait_for_close(self, calls: tuple[CallId, ...], limit_s: float) -> bool:
-        """Until one of these calls is claimed by no socket any more; false when `limit_s` passed first."""
+        """Until one of these calls is claimed by no socket or alive no more; false when `limit_s` passed first."""
+        alive = [call for call in calls if call in self._flights]
         try:
             async with asyncio.timeout(limit_s):
-                while all(self.is_watched(call) for call in calls):
+                while all(map(self.is_watched, calls)) and all(call in self._flights for call in alive):
                     await self._changed.wait()
         except TimeoutError:
             return False
@@ -193,6 +195,9 @@ class Registry:
         if not claimants:
             del self._claimants[claimant.call]
         self._abandon_if_unwatched(claimant.call)
+        self._wake()
+
+    def _wake(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 

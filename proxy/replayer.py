@@ -1,10 +1,13 @@
 """Stored bytes -> client: the recorded answer again, marked as a replay, in the form that was asked for."""
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from http import HTTPStatus
 
 from aiohttp import web
 
 from ledger.calls import CallState
+from ledger.errors import UnreadableRecordError
 from ledger.reader import Reader
 from proxy.codings import decoded
 from proxy.dialects import base
@@ -45,15 +48,32 @@ async def replay(
         None if observed.framing in ("chunked", "close") else size,
         bodyless=observed.framing == "none",
     )
+    return await _write(request, head, extra, reader.body(digest) if digest else _nothing())
+
+
+async def _write(
+    request: web.BaseRequest, head: Head, extra: RawHeaders, pieces: AsyncGenerator[bytes, None]
+) -> WireResponse:
+    """Raises UnreadableRecordError only before the head: once it has left, damage ends the answer uncleanly (I13)."""
     response = WireResponse(request)
-    try:
-        await response.begin(head, extra)
-        if digest:
-            async for piece in reader.body(digest):
+    async with aclosing(pieces):
+        first = await anext(pieces, b"")
+        try:
+            await response.begin(head, extra)
+            if first:
+                await response.send(first)
+            async for piece in pieces:
                 await response.send(piece)
-        await response.end()
-    except ConnectionError:
-        response.client_gone = True
+            await response.end()
+        except ConnectionError:
+            response.client_gone = True
+        except UnreadableRecordError:
+            pass
     if not response.whole:
         response.break_off()
     return response
+
+
+async def _nothing() -> AsyncGenerator[bytes, None]:
+    return
+    yield

@@ -5,6 +5,7 @@ Also what the kernel knows of a connection (`still_open`, `unacknowledged_bytes`
 
 import asyncio
 import fcntl
+import resource
 import select
 import sys
 import termios
@@ -32,6 +33,8 @@ KNOBS: Final[dict[str, Any]] = {
 }
 
 _PEER_GONE: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
+DESCRIPTORS_A_CALL: Final = 5  # the client's socket, the upstream's, two of the spool, one idle in the upstream's pool
+DESCRIPTORS_RESERVED: Final = 64  # ledger, receipts, log, listeners, the command line's questions
 _SIOCOUTQ: Final = 0x5411  # Linux: bytes in the send queue that the peer has not acknowledged
 
 
@@ -249,6 +252,12 @@ async def _write_whole(
     await response.end()
 
 
+def _one_too_many() -> bytes:
+    own = refusals.render(Code.OVERLOADED, Column.OTHERS)
+    head = [b"HTTP/1.1 503 Service Unavailable", b"Connection: close", *(b": ".join(pair) for pair in own.headers)]
+    return b"\r\n".join(head) + b"\r\n\r\n" + own.body
+
+
 class DataConnection(web.RequestHandler):
     """One connection. What aiohttp's parser refuses gets the refusal body of every bad request, and no traceback in a log."""
 
@@ -274,20 +283,30 @@ class DataConnection(web.RequestHandler):
         return response
 
 
+def descriptor_share() -> int:
+    """How many connections, and how many calls in flight, this process's descriptors allow."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, (limit - DESCRIPTORS_RESERVED) // DESCRIPTORS_A_CALL)
+
+
 class DataServer(web.Server):
-    """aiohttp's low-level server that also tells when a connection is gone, and how."""
+    """aiohttp's low-level server that bounds its connections, and tells when one is gone, and how."""
 
     def __init__(self, handler: Any, on_lost: Callable[[asyncio.Transport, BaseException | None], None]) -> None:
         super().__init__(handler, **KNOBS)
-        self._on_lost = on_lost
+        self._on_lost, self._limit = on_lost, descriptor_share()
         self._transports: dict[web.RequestHandler, asyncio.Transport] = {}
 
     def __call__(self) -> web.RequestHandler:
         return DataConnection(self, loop=self._loop, **KNOBS)
 
     def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
-        self._transports[handler] = transport
         super().connection_made(handler, transport)
+        if len(self._transports) >= self._limit:
+            transport.write(_one_too_many())
+            transport.close()
+            return
+        self._transports[handler] = transport
 
     def connection_lost(self, handler: Any, exc: BaseException | None = None) -> None:
         """Called while the descriptor is still open, so that the kernel can be asked what was acknowledged."""

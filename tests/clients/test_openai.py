@@ -13,6 +13,7 @@ from tests.harness.sdks import openai_client, restart_on_the_same_port, sdk
 ASKED: Final = [{"role": "user", "content": "hello"}]
 # More than the SDK's own two: the proxy is away for as long as a start takes, longer on a busy machine.
 RETRIES: Final = 6
+AT_ONCE_S: Final = 2.5  # far below timeouts.retry_wait_s = 5
 
 
 def assert_recorded(rig: Rig, usage: Any) -> None:
@@ -89,6 +90,37 @@ def test_429_then_200_is_two_linked_generations(running: Rig) -> None:
     assert (older["generation"], older["superseded_by"]) == (1, newest["call_id"])
     assert (newest["generation"], newest["occurrence"], newest["effect"]) == (2, 1, "happened")
     assert len(running.provider_receipts()) == 2
+
+
+def test_429s_over_shared_connections_are_each_retried_at_once(running: Rig) -> None:
+    """An asynchronous client's retries use whichever connection is idle, so first tries' connections stay open beside
+    them: no retry waits for one to close, or is told `in_progress`.
+    """
+
+    async def ask() -> list[Any]:
+        async with openai_client(running, "AsyncOpenAI") as client:
+            create = client.chat.completions.with_raw_response.create
+            prompts = [[{"role": "user", "content": f"number {number}"}] for number in range(6)]
+            return await asyncio.gather(*(create(model="synthetic/status=429,times=1", messages=p) for p in prompts))
+
+    answers = asyncio.run(ask())
+    assert [answer.retries_taken for answer in answers] == [1] * 6
+    assert {answer.headers["sendonce-disposition"] for answer in answers} == {"resumed"}
+    assert len(running.provider_receipts()) == 12
+
+
+def test_certain_retry_beside_the_open_connection_of_a_429_is_sent_at_once(running: Rig) -> None:
+    """The first client keeps its connection; the retry (the SDK's own sign) comes over another one."""
+    openai = sdk("openai")
+    asked = {"model": "synthetic/status=429,times=1", "messages": ASKED}
+    first, second = openai_client(running, max_retries=0), openai_client(running, max_retries=0, timeout=AT_ONCE_S)
+    with pytest.raises(openai.RateLimitError):
+        first.chat.completions.create(**asked)
+    running.settled()
+    raw = second.chat.completions.with_raw_response.create(**asked, extra_headers={"x-stainless-retry-count": "1"})
+    assert raw.headers["sendonce-disposition"] == "resumed"
+    assert len(running.provider_receipts()) == 2
+    first.close()
 
 
 @pytest.mark.parametrize("failpoint", ["after-sent-receipt=kill@2", "after-first-byte=kill@2"])

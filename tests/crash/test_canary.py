@@ -1,13 +1,16 @@
 """A random credential goes through everything, and is then looked for in every byte we wrote (I8)."""
 
 import secrets
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 
-from tests.harness.crashes import CHAT_PATH, CUT, MESSAGES_PATH, kill_while_held
-from tests.harness.processes import Process, Rig, StartFailed, chat, message
+from tests.harness.crashes import CHAT_PATH, CUT, MESSAGES_PATH, kill_while_held, records_of
+from tests.harness.processes import Process, Rig, StartFailed, chat, message, start_provider
 
 
 def ended(process: Process | None, said: list[str]) -> None:
@@ -84,3 +87,43 @@ def test_credential_is_in_no_byte_we_wrote(running: Rig) -> None:
     assert any(b"marker-in-query" in text for text in files.values())  # the search does find what is recorded
     texts = files | {f"output {number}": text.encode() for number, text in enumerate(said)}
     assert leaks(canaries, texts) == []
+
+
+@contextmanager
+def full_backlog() -> Iterator[str]:
+    """The address of a listener that never accepts and whose queue is full: the kernel drops every further SYN."""
+    with ExitStack() as sockets:
+        listener = sockets.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            waiting = sockets.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_credential_of_a_connection_that_timed_out_is_in_no_byte_we_wrote(tmp_path: Path) -> None:
+    """The error of the HTTP client quotes the whole URL; what goes on record is its class and the proof."""
+    canary = f"canary{secrets.token_hex(16)}"
+    config, said = tmp_path / "sendonce.toml", list[str]()
+    config.write_text("[timeouts]\nupstream_connect_s = 0.3\n")
+    with full_backlog() as address:
+        made = Rig(tmp_path, start_provider(tmp_path / "provider.jsonl"), ["--config", str(config)])
+        try:
+            made.start("", "--upstream", f"gemini={address}")
+            path = f"/gemini/v1beta/models/marker-in-path:generateContent?key={canary}"
+            for headers in ({}, {"Idempotency-Key": "explicit"}, {"x-goog-api-key": canary}):
+                answer = made.post(path, b'{"contents": []}', headers)
+                assert (answer.status, answer.code) == (503, "upstream_unreachable")
+                assert canary not in answer.body.decode()
+            made.settled()
+            assert {row["stage"] for row in made.calls()} == {"manifest_recorded"}
+            calls = [row["call_id"] for row in made.calls()]
+            reasons = [record["reason"] for call in calls for record in records_of(made, call, "call.abandoned")]
+            assert reasons == ["no connection (ConnectionTimeoutError)"] * 3
+            said.append(made.command("show", calls[0], "--json").stdout)
+            ended(made.proxy_process, said)
+        finally:
+            made.close()
+    files = written(made)
+    assert any(b"marker-in-path" in text for text in files.values())
+    assert leaks([canary], files | {f"output {number}": text.encode() for number, text in enumerate(said)}) == []

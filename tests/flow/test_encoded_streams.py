@@ -6,7 +6,7 @@ import signal
 import socket
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Final
 
 import brotli
@@ -88,15 +88,15 @@ def _chunk(data: bytes) -> bytes:
 @contextmanager
 def asked(shared: Rig, path: str) -> Iterator[tuple[Rig, socket.socket, socket.socket]]:
     """A streaming request on its way: the proxy, which will stop before it records the answer, its client, its provider."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with ExitStack() as opened:
+        listener = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
         upstream = f"{path.split('/')[1]}=http://127.0.0.1:{listener.getsockname()[1]}"
-        with beside(shared, "--upstream", upstream, failpoints="before-observed=stop") as made:
-            with connected(made.port) as client:
-                client.sendall(request_bytes(path, BODIES[path](stream=True), {"Connection": "close"}))
-                provider, _ = listener.accept()
-                with provider:
-                    read_until(provider, b'"stream": true}')
-                    yield made, client, provider
+        made = opened.enter_context(beside(shared, "--upstream", upstream, failpoints="before-observed=stop"))
+        client = opened.enter_context(connected(made.port))
+        client.sendall(request_bytes(path, BODIES[path](stream=True), {"Connection": "close"}))
+        provider = opened.enter_context(listener.accept()[0])
+        read_until(provider, b'"stream": true}')
+        yield made, client, provider
 
 
 def read_until_content(client: socket.socket, decode: Decode, content: bytes) -> bytes:

@@ -5,7 +5,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.harness.connections import connected, exchange, read_answer, read_until, receipts_of, request_bytes, status_of
+from tests.harness.connections import (
+    connected,
+    exchange,
+    read_answer,
+    read_until,
+    receipts_of,
+    request_bytes,
+    status_of,
+)
 from tests.harness.crashes import CUT
 from tests.harness.neighbours import beside, process_of
 from tests.harness.processes import Rig, chat, message, until
@@ -14,6 +22,7 @@ CHAT, MESSAGES = "/openai/v1/chat/completions", "/anthropic/v1/messages"
 FINAL = {CHAT: 400, MESSAGES: 424}
 BODIES = {CHAT: chat, MESSAGES: message}
 RETRY = {"x-stainless-lang": "python", "x-stainless-retry-count": "1"}
+BAD_CHUNK = b"5\r\nhello\r\nnonsense\r\n"
 AT_ONCE_S = 2.5  # far below timeouts.retry_wait_s = 5
 both_dialects = pytest.mark.parametrize("path", [CHAT, MESSAGES])
 
@@ -23,14 +32,17 @@ both_dialects = pytest.mark.parametrize("path", [CHAT, MESSAGES])
 
 @both_dialects
 @pytest.mark.parametrize("status", [429, 529])
+@pytest.mark.parametrize("recorded", [True, False], ids=["once-recorded", "immediately"])
 def test_retry_beside_the_idle_connection_of_a_refused_try_is_forwarded_at_once(
-    shared: Rig, path: str, status: int
+    shared: Rig, path: str, status: int, recorded: bool
 ) -> None:
     """The first connection got its whole answer and waits for more; it claims nothing of what proved to be absent."""
-    body = BODIES[path](f"synthetic/status={status},times=1", f"idle beside {status}")
+    body = BODIES[path](f"synthetic/status={status},times=1", f"idle beside {status} {recorded}")
     with connected(shared.port) as first:
         first.sendall(request_bytes(path, body))
         refused = read_answer(first)
+        if recorded:
+            shared.settled()
         began = time.monotonic()
         again = shared.post(path, body, RETRY)
         took_s = time.monotonic() - began
@@ -60,10 +72,12 @@ def test_broken_upload_leaves_a_recorded_manifest_as_it_is(shared: Rig) -> None:
         for _ in range(2):
             refused = made.chat(other, key)
             assert (refused.status, refused.code) == (400, "drift")
-            answer = made.chat(too_large, key)
-            assert (answer.status, answer.code) == (413, "body_too_large")
-            broken = exchange(made.port, request_bytes(CHAT, body, key)[:-5], half_close=True)
-            assert status_of(broken) == 400
+            large = made.chat(too_large, key)
+            assert (large.status, large.code) == (413, "body_too_large")
+            framing = b"Transfer-Encoding: chunked\r\n"
+            chunked = request_bytes(CHAT, b"", key).replace(b"Content-Length: 0\r\n", framing)
+            assert status_of(exchange(made.port, chunked + BAD_CHUNK)) == 400
+            exchange(made.port, request_bytes(CHAT, body, key)[:-5], half_close=True)  # gone within its body: no answer
         assert made.status()["events"] == events
         right = made.chat(body, key)
         assert (right.status, right.disposition) == (200, "resumed")
@@ -129,11 +143,9 @@ def _stage_and_life(rig: Rig, body_digest: str) -> tuple[str, bool]:
 @both_dialects
 @pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
 @pytest.mark.parametrize("fault", ["reset=before", "reset=head"])
-def test_answer_to_a_lost_request_is_the_refusal_it_gets_next(
-    shared: Rig, path: str, fault: str, stream: bool
-) -> None:
+def test_answer_to_a_lost_request_is_the_refusal_it_gets_next(shared: Rig, path: str, fault: str, stream: bool) -> None:
     """Byte for byte, head included: who asks again learns nothing else."""
-    body = BODIES[path](f"synthetic/{fault}", f"same bytes {fault}", stream=stream)
+    body = BODIES[path](f"synthetic/{fault}", f"same bytes {fault} {stream}", stream=stream)
     lost, *refused = [shared.post(path, body, headers) for headers in ({}, {}, RETRY)]
     assert (lost.status, lost.code) == (FINAL[path], "effect_unknown")
     for later in refused:

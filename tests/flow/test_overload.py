@@ -1,13 +1,12 @@
 """Too many at once: 503 `overloaded` proves that nothing was sent, and what it owes is one first try, no more."""
 
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from tests.harness.connections import connected, read_answer, read_until, receipts_of, request_bytes
-from tests.harness.neighbours import beside
+from tests.harness.connections import connected, read_answer, read_until, receipts_of, request_bytes, status_of
+from tests.harness.neighbours import beside, process_of
 from tests.harness.processes import Process, Rig, chat, message, until
 
 CHAT, MESSAGES = "/openai/v1/chat/completions", "/anthropic/v1/messages"
@@ -89,16 +88,26 @@ def test_first_try_refused_twice_is_owed_once(narrow: Rig) -> None:
     assert len(receipts_of(narrow, body)) == 1
 
 
+@contextmanager
+def limited(shared: Rig, name: str) -> Iterator[Rig]:
+    """A proxy that has few descriptors."""
+    made = Rig(shared.directory, shared.provider_process, state_name=name)
+    arguments = ["serve", "--port", "0", "--state-dir", str(made.state_dir)]
+    arguments += ["--upstream", f"openai={shared.provider_url}"]
+    made.proxy_process = process = Process(["-c", LIMITED, *arguments], r"listens on http://[^ ]*:(\d+)")
+    try:
+        yield made
+    finally:
+        process.close()
+        print(process.complained)  # why it ended, where a test failed
+
+
 def test_more_clients_than_descriptors_are_refused_and_the_proxy_lives(shared: Rig) -> None:
     """Descriptors bound what is admitted: nobody is dropped, nothing is poisoned, and afterwards it serves."""
     bodies = [chat("synthetic/hold=1", f"descriptor {number}") for number in range(CLIENTS)]
-    limited = Rig(shared.directory, shared.provider_process, state_name="limited")
-    arguments = ["serve", "--port", "0", "--state-dir", str(limited.state_dir)]
-    arguments += ["--upstream", f"openai={shared.provider_url}"]
-    limited.proxy_process = process = Process(["-c", LIMITED, *arguments], r"listens on http://[^ ]*:(\d+)")
-    try:
+    with limited(shared, "many-clients") as made:
         with ExitStack() as open_sockets:
-            clients = [open_sockets.enter_context(connected(limited.port)) for _ in bodies]
+            clients = [open_sockets.enter_context(connected(made.port)) for _ in bodies]
             for client, body in zip(clients, bodies, strict=True):
                 client.sendall(request_bytes(CHAT, body))
             answers = [read_answer(client) for client in clients]
@@ -106,11 +115,18 @@ def test_more_clients_than_descriptors_are_refused_and_the_proxy_lives(shared: R
         refused = [answer for answer in answers if answer.status != 200]
         assert served
         assert {(answer.status, answer.code) for answer in refused} == {(503, "overloaded")}
-        assert process.child.poll() is None
-        assert limited.chat(chat(text="afterwards")).status == 200
-        limited.settled()
-        assert {row["stage"] for row in limited.calls()} == {"completed"}
+        assert process_of(made).child.poll() is None
+        assert made.chat(chat(text="afterwards")).status == 200
+        made.settled()
+        assert {row["stage"] for row in made.calls()} == {"completed"}
         assert sum(len(receipts_of(shared, body)) for body in bodies) == len(served)
-    finally:
-        process.close()
-        print(process.complained, file=sys.stderr)
+
+
+def test_clients_that_leave_do_not_use_up_the_descriptors(shared: Rig) -> None:
+    """Their calls are drained without them, and still hold descriptors: whoever comes later is refused, at worst."""
+    with limited(shared, "leaving-clients") as made:
+        for number in range(CLIENTS):
+            with connected(made.port) as client:
+                client.sendall(request_bytes(CHAT, chat(ENDLESS, f"leaves {number}", stream=True)))
+                assert status_of(read_until(client, b"\r\n\r\n")) in (200, 503)
+        assert process_of(made).child.poll() is None
