@@ -43,5 +43,11 @@ class WitnessesDisagreeError(StartRefusedError):
     exit_code = 5
 
 
+class NothingToAcceptError(StartRefusedError):
+    """An acceptance was given although the witnesses agree. Nothing was recorded: it would cost proofs for nothing."""
+
+    exit_code = 6
+
+
 class UnreadableRecordError(LedgerError):
     """A stored record, receipt or body is not what its digest or its schema says. `sendonce doctor` shows where."""

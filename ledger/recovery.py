@@ -5,6 +5,7 @@ opens last, so a start that dies midway is simply repeated. Work is bounded by t
 """
 
 import os
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ import orjson
 from ledger import bodies, spool
 from ledger.calls import CallState
 from ledger.epochs import FileIdentity, StateDir, file_identity, secret_check
-from ledger.errors import StateDirError, WitnessesDisagreeError
+from ledger.errors import NothingToAcceptError, StateDirError, WitnessesDisagreeError
 from ledger.events import (
     PROTOCOL,
     AttemptObserved,
@@ -32,7 +33,7 @@ from ledger.receipts import Line, Position, ReceiptLog, read_since, segments
 from ledger.sqlite import Store
 
 NAMED_AT_MOST: Final = 10  # missing attempts in a message; the rest are counted
-RECOVER: Final = 'Look at them, then put it on record: sendonce recover --accept-{} --reason "…"'
+RECOVER: Final = 'Look at them, then put it on record: sendonce recover --state-dir {} --accept-{} --reason "…"'
 
 # Given the call, the salvaged head and the body's file: is the response whole by its dialect's terminal evidence?
 Judge = Callable[[CallState, dict[str, Any], Path], bool]
@@ -79,16 +80,20 @@ def open_epoch(
         raise StateDirError(
             f"{state_dir.root / 'secret'} is not the secret of this ledger. Restore the one it was made with."
         )
-    _check_identity(last, identity, acceptance)
+    _check_identity(state_dir.root, last, identity, acceptance)
     left = store.in_flight(last.epoch) if last else ()
     if last is not None and acceptance is None and not segments(state_dir.receipts):
-        raise WitnessesDisagreeError(_disagreement([], unbroken=False))
+        raise WitnessesDisagreeError(_disagreement(state_dir.root, [], unbroken=False))
     receipts = ReceiptLog(state_dir.receipts, store.meta("ledger_id"), fresh.lineage)
     compared = _compare(store, state_dir.receipts, last, receipts.position, {state.call for state in left})
     sent, missing = compared.sent, compared.missing
     unbroken = compared.unbroken and not any(_was_answered(state) and not _was_sent(state, sent) for state in left)
     if acceptance is None and (missing or not unbroken):
-        raise WitnessesDisagreeError(_disagreement(missing, unbroken=unbroken))
+        raise WitnessesDisagreeError(_disagreement(state_dir.root, missing, unbroken=unbroken))
+    if acceptance is not None and last is not None and _agree(last, identity) and unbroken and not missing:
+        raise NothingToAcceptError(
+            f"The witnesses of {state_dir.root} agree; there is nothing to accept. Start it: sendonce serve"
+        )
     salvaged = [state.call for state in left if _salvage(store, state_dir, state, judge, fresh.now_ms)]
     # In a copy or beside a broken log a missing receipt proves nothing: those calls stay unknown.
     proven = (
@@ -127,14 +132,20 @@ def open_epoch(
     )
 
 
-def _check_identity(last: EpochOpened | None, identity: FileIdentity, acceptance: Acceptance | None) -> None:
+def _check_identity(
+    root: Path, last: EpochOpened | None, identity: FileIdentity, acceptance: Acceptance | None
+) -> None:
     if last is None or (acceptance and acceptance.kind == "copy"):
         return
-    if FileIdentity(last.file_inode, last.file_birth_ns) != identity:
+    if not _agree(last, identity):
         raise WitnessesDisagreeError(
             "The ledger file is a copy or a restored backup: calls may have been sent that it does not know. "
-            + RECOVER.format("copy")
+            + RECOVER.format(shlex.quote(str(root)), "copy")
         )
+
+
+def _agree(last: EpochOpened, identity: FileIdentity) -> bool:
+    return FileIdentity(last.file_inode, last.file_birth_ns) == identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,12 +187,13 @@ def _compare(
     return _Compared(unbroken, sent, missing)
 
 
-def _disagreement(missing: list[Line], *, unbroken: bool) -> str:
+def _disagreement(root: Path, missing: list[Line], *, unbroken: bool) -> str:
     if not missing:
         return (
             "The receipt log is not the one this ledger was written beside: the position the last epoch recorded is gone, or "
             "an attempt that was answered has no receipt. "
-            "Restore it, or accept that unknown calls stay unknown. " + RECOVER.format("lost-tail")
+            "Restore it, or accept that unknown calls stay unknown. "
+            + RECOVER.format(shlex.quote(str(root)), "lost-tail")
         )
     names = [attempt_id(CallId(line.row["call"]), line.row["attempt"]) for line in missing]
     named = ", ".join(names[:NAMED_AT_MOST]) + (
@@ -190,7 +202,7 @@ def _disagreement(missing: list[Line], *, unbroken: bool) -> str:
     log = "" if unbroken else " The receipt log itself is not the one this ledger was written beside."
     return (
         f"The receipt log proves {len(names)} attempts that the ledger does not know: {named}. The ledger is older than "
-        f"its witness: a restored backup or a lost tail.{log} " + RECOVER.format("lost-tail")
+        f"its witness: a restored backup or a lost tail.{log} " + RECOVER.format(shlex.quote(str(root)), "lost-tail")
     )
 
 

@@ -8,6 +8,9 @@ from typing import Any, Final
 import orjson
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
+from proxy import clock
+from proxy.views import instant
+
 LOG_LIMIT_BYTES: Final = 16 * 1024 * 1024  # one file; a few of them cover weeks of refusals
 LOG_FILES: Final = 4
 
@@ -71,4 +74,4 @@ class Activity:
             handler.close()
 
     def _write(self, what: str, **about: Any) -> None:
-        self._log.info("%s", orjson.dumps({"what": what, **about}).decode())
+        self._log.info("%s", orjson.dumps({"at": instant(clock.now_ms()), "what": what, **about}).decode())

@@ -8,6 +8,7 @@ import os
 import sqlite3
 import sys
 from collections.abc import Coroutine
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn, TypeVar
 
@@ -28,7 +29,7 @@ from proxy.control import OwnerSilentError
 from proxy.demo_phases import EvidenceError
 from proxy.inspection import NotFoundError
 from proxy.reconcile.operator import DecisionRefusedError, Ruling
-from proxy.settings import SettingsError, load, upstream_overrides
+from proxy.settings import SettingsError, command_options, load, upstream_overrides
 
 T = TypeVar("T")
 
@@ -53,7 +54,8 @@ app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__.splitlines()[0]
 )
 errors = Console(stderr=True, soft_wrap=True, highlight=False)
-out = Console(soft_wrap=True, highlight=False)
+# Piped, a line is a line, however long: it is grepped, not looked at.
+out = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 400)
 
 StateDirOption = Annotated[
     Path | None,
@@ -83,13 +85,31 @@ def main() -> None:
         show = getattr(error, "format_message", None)  # click's usage errors; click itself is typer's business
         if show is None:
             raise
-        _fail(show(), EXIT_USAGE)
+        if not (sentence := show().replace("Value error, ", "")):  # the help was printed instead
+            raise SystemExit(EXIT_USAGE) from None
+        _fail(sentence, EXIT_USAGE)
     raise SystemExit(code)
 
 
 def _fail(sentence: str, code: int) -> NoReturn:
     errors.print(f"sendonce: {sentence}", markup=False)
     raise SystemExit(code)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        out.print(f"sendonce {metadata.version('sendonce')}", markup=False)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it and exit.")
+    ] = False,
+) -> None:
+    """An HTTP reverse proxy that records before it sends, and refuses rather than guesses after a crash."""
+    del version
 
 
 @app.command()
@@ -215,7 +235,8 @@ def recover(
     recovered = _run(inspection.recover(settings, acceptance))
     out.print(
         f"Recorded in epoch {recovered.epoch}. {len(recovered.witnessed)} attempts were entered from their receipts and are "
-        "unknown; their requests are refused until you decide: sendonce calls --stage effect_unknown",
+        "unknown; their requests are refused until you decide. They are listed by: "
+        f"sendonce status{command_options(wiring.state_dir_of(settings).root)}",
         markup=False,
     )
 

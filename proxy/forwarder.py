@@ -264,7 +264,7 @@ class Forwarder:
             code,
             refusals.column(flight.request.route.upstream.family),
             call=flight.call,
-            attempt=attempt_id(flight.call, attempt.number),
+            attempt=attempt_id(flight.call, attempt.number) if attempt.started else None,
             since=instant(attempt.started_at_ms),
             next_operation=attempt.state.next_operation if attempt.state else None,
             options=self._command_options,

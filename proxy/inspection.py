@@ -5,6 +5,7 @@ import sqlite3
 import stat
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,20 @@ import aiohttp
 from aiohttp import http_parser
 
 from ledger.codec import chained, decode
-from ledger.epochs import StateDir
+from ledger.epochs import FileIdentity, StateDir, file_identity
 from ledger.errors import LedgerError
+from ledger.events import EpochOpened
 from ledger.ids import NO_CHAIN, CallId, Digest, Key
 from ledger.operations import Append, Appended
 from ledger.reader import open_reader
 from ledger.receipts import read_segment, segments
 from ledger.recovery import Acceptance, Recovered
-from ledger.stages import Stage
 from proxy import control, wiring
 from proxy.control import OwnerUnreachableError, ask_owner
 from proxy.reconcile.operator import DecisionRefusedError, Ruling
 from proxy.settings import Settings
 from proxy.views import call_detail, call_row, instant
 
-UNRESOLVED_STAGES = (Stage.EFFECT_UNKNOWN, Stage.EFFECT_HAPPENED, Stage.CORRUPTION)
 UNRESOLVED_LOOKED_AT = 100_000  # calls `status` counts over; beyond it, it says so
 
 
@@ -86,7 +86,8 @@ async def show(state_dir: StateDir, call: CallId) -> dict[str, Any]:
         state = await reader.call(call)
         if state is None:
             raise NotFoundError(f"There is no call {call} in {state_dir.root}. `sendonce calls` lists them.")
-        return call_detail(state, _alive(owner, call), await reader.events(call))
+        detail = call_detail(state, _alive(owner, call), await reader.events(call))
+    return {**detail, "state_dir": str(state_dir.root)}
 
 
 async def status(state_dir: StateDir) -> dict[str, Any]:
@@ -100,7 +101,7 @@ async def status(state_dir: StateDir) -> dict[str, Any]:
     stages: dict[str, int] = {}
     for state in states:
         stages[state.stage.value] = stages.get(state.stage.value, 0) + 1
-    unresolved = [state for state in states if state.stage in UNRESOLVED_STAGES and state.call not in alive]
+    unresolved = [state for state in states if state.duplicate_effect_risk and state.call not in alive]
     return {
         "state_dir": str(state_dir.root),
         "running": owner is not None,
@@ -167,7 +168,7 @@ async def doctor(settings: Settings, state_dir: StateDir) -> list[Finding]:
         Finding(
             "python",
             ok=True,
-            says=f"{platform.python_version()}, SQLite {sqlite3.sqlite_version}, aiohttp {aiohttp.__version__}",
+            says=f"sendonce {metadata.version('sendonce')}, {platform.python_version()}, SQLite {sqlite3.sqlite_version}, aiohttp {aiohttp.__version__}",
         ),
         Finding(
             "http parser",
@@ -192,6 +193,7 @@ async def doctor(settings: Settings, state_dir: StateDir) -> list[Finding]:
         *findings,
         Finding("owner", ok=True, says=says),
         await _callers(state_dir),
+        await _identity(state_dir),
         await _ledger(state_dir),
         await _bodies(state_dir),
         _receipts(state_dir),
@@ -212,6 +214,8 @@ async def _callers(state_dir: StateDir) -> Finding:
 def _permissions(state_dir: StateDir) -> Finding:
     paths = [state_dir.root, *state_dir.root.rglob("*")] if state_dir.root.exists() else []
     loose = next((path for path in paths if _is_loose(path)), None)
+    if not paths:
+        return Finding("permissions", ok=True, says=f"{state_dir.root} does not exist yet; the first start creates it")
     if loose is not None:
         says = f"{loose} can be read by others. Run: chmod -R go-rwx {state_dir.root}"
         return Finding("permissions", ok=False, says=says)
@@ -223,6 +227,17 @@ def _is_loose(path: Path) -> bool:
         return not path.is_socket() and bool(stat.S_IMODE(path.lstat().st_mode) & 0o077)
     except FileNotFoundError:  # a spool that has just been removed
         return False
+
+
+async def _identity(state_dir: StateDir) -> Finding:
+    """Is this the file that the last epoch was opened on?"""
+    async with open_reader(state_dir.ledger) as reader:
+        opened = [recorded.event for recorded in await reader.ledger_events()]
+    last = next((event for event in reversed(opened) if isinstance(event, EpochOpened)), None)
+    if last is not None and FileIdentity(last.file_inode, last.file_birth_ns) != file_identity(state_dir.ledger):
+        says = "the ledger file is a copy or a restored backup; a start wants sendonce recover --accept-copy"
+        return Finding("identity", ok=False, says=says)
+    return Finding("identity", ok=True, says="the ledger is the file its last epoch was opened on")
 
 
 async def _ledger(state_dir: StateDir) -> Finding:

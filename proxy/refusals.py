@@ -109,22 +109,23 @@ class CodeRow:
     status: int | None = None
 
 
-_RECONCILE = 'sendonce reconcile {call} --served|--not-served|--accept-duplicate|--park --reason "…"'
+# A shell takes it as it is; parking is the decision that does the least.
+_RECONCILE = 'sendonce reconcile {call}{options} --reason "…" --park  # or --served, --not-served, --accept-duplicate'
 _ACCEPT = " To accept a possible duplicate, send it again with the header Sendonce-Accept: {attempt}."
 
 CODES = {
     Code.EFFECT_UNKNOWN: CodeRow(
         Group.FINAL,
         "Whether the provider served it is unknown",
-        "sendonce did not send this request again: an identical one was sent at {since}"
-        " and whether the provider served it is unknown." + _ACCEPT,
+        "This request was sent at {since}, and whether the provider served it is unknown, so sendonce does not send it again."
+        + _ACCEPT,
         _RECONCILE,
     ),
     Code.EFFECT_HAPPENED: CodeRow(
         Group.FINAL,
         "The provider began to serve it, and its answer is incomplete",
-        "sendonce did not send this request again: the provider began to answer an identical one sent at {since},"
-        " and the answer broke off." + _ACCEPT,
+        "This request was sent at {since} and the provider began to answer it, but the answer broke off, so sendonce does not"
+        " send it again." + _ACCEPT,
         _RECONCILE,
     ),
     Code.PROTOCOL_MARKER_INVALID: CodeRow(
@@ -132,48 +133,48 @@ CODES = {
         "The record does not prove that it was not sent",
         "sendonce did not send this request again: an identical one was recorded at {since} by an epoch that does not"
         " follow started-before-send/1, so a missing attempt proves nothing. To have it served, use a new key.",
-        "sendonce show {call}",
+        "sendonce show {call}{options}",
     ),
     Code.DRIFT: CodeRow(
         Group.FINAL,
         "The request changed under its key",
         "sendonce did not send this request: the one recorded under the same key at {since} is different,"
         " and was not sent yet. Repeat that one unchanged, or use a new key.",
-        "sendonce show {call}",
+        "sendonce show {call}{options}",
     ),
     Code.PARKED: CodeRow(
         Group.FINAL,
         "Set aside by a decision",
         "sendonce did not send this request: an operator set an identical one, sent at {since}, aside.",
-        "sendonce show {call}",
+        "sendonce show {call}{options}",
     ),
     Code.RESPONSE_LOST: CodeRow(
         Group.FINAL,
         "Served, and the answer is not kept",
         "sendonce did not send this request again: the provider served an identical one sent at {since},"
         " and its answer is not kept. To have it served anew, use a new key.",
-        "sendonce show {call}",
+        "sendonce show {call}{options}",
     ),
     Code.RESPONSE_ERASED: CodeRow(
         Group.FINAL,
         "Served, and the answer was erased",
         "sendonce did not send this request again: the provider served an identical one sent at {since},"
         " and its answer was erased. To have it served anew, use a new key.",
-        "sendonce show {call}",
+        "sendonce show {call}{options}",
     ),
     Code.FORM_DIFFERS: CodeRow(
         Group.FINAL,
         "The answer is kept in another form",
         "sendonce did not send this request again: the provider's answer to an identical one, sent at {since},"
         " is kept in another form (streamed or not). Ask for it in the form of the first request.",
-        "sendonce show {call}",
+        "sendonce show {call}{options}",
     ),
     Code.CALLER_CHANGED: CodeRow(
         Group.FINAL,
         "Another credential",
         "sendonce did not hand out this answer: the identical request at {since} was sent with another credential."
         " Send it with that credential.",
-        "sendonce show {call}",
+        "sendonce show {call}{options}",
     ),
     Code.STALE_PASS: CodeRow(
         Group.FINAL,
@@ -192,7 +193,7 @@ CODES = {
         "The records contradict each other",
         "sendonce did not send this request: its records of an identical one contradict each other."
         " A person must look at them first.",
-        "sendonce show {call}",
+        "sendonce show {call}{options}",
     ),
     Code.REDIRECT_REFUSED: CodeRow(
         Group.FINAL,
@@ -205,7 +206,7 @@ CODES = {
         "The key names another request",
         "sendonce did not send this request: its Idempotency-Key was used at {since} for a different request,"
         " which was sent. Use a new key for a new request.",
-        "sendonce show {call}",
+        "sendonce show {call}{options}",
     ),
     Code.IN_PROGRESS: CodeRow(
         Group.IN_PROGRESS,
@@ -292,9 +293,8 @@ def column(family: Family) -> Column:
 
 def sentence(code: Code, *, call: str | None = None, attempt: str | None = None, since: str | None = None) -> str:
     """The code's plain sentence about these facts; a fact that is not known is said to be unknown."""
-    return CODES[code].sentence.format(
-        call=call or "CALL", attempt=attempt or "ATTEMPT", since=since or "an unknown time"
-    )
+    known = {"call": call or "CALL", "attempt": attempt or "ATTEMPT", "since": since or "an unknown time"}
+    return CODES[code].sentence.format(**known)
 
 
 def lost_answer(*, accepts: bool) -> Code:
@@ -319,7 +319,7 @@ def render(
     text = text or sentence(code, call=call, attempt=attempt, since=since)
     remedy = None
     if row.remedy is not None and (call is not None or "{" not in row.remedy):
-        remedy = row.remedy.format(call=call) + options
+        remedy = row.remedy.format(call=call, options=options)
     document: dict[str, object] = {
         "error": {
             # Most clients show nothing but this message, so it says how to settle it too.

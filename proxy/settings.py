@@ -4,17 +4,18 @@ An error names the field and the remedy. Every limit has its unit in its name an
 """
 
 import re
+import shlex
 import tomllib
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
 import orjson
 from blake3 import blake3
 from platformdirs import user_state_path
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 from pydantic_settings import SettingsError as PydanticSettingsError
 
@@ -23,6 +24,7 @@ from proxy.effects import UpstreamTraits
 from proxy.endpoints import EndpointClass, Family
 
 RESERVED_NAMES: Final = frozenset({"run", "_sendonce"})
+_VERSION: Final = re.compile(r"/v\d+[a-z]*\d*$")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # Where a second effect costs little, the default accepts it (semantics section 4).
 CHEAP_CLASSES: Final = frozenset(
@@ -32,7 +34,7 @@ CHEAP_CLASSES: Final = frozenset(
 Choice = Literal["refuse", "accept"]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Bytes = Annotated[int, Field(gt=0, le=2**40)]  # 1 TiB: more is a slip of the keyboard
-BaseUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^/?#@\s]+(/[^?#\s]*)?$")]
+_BASE_URL: Final = re.compile(r"https?://[^/?#@\s]+(/[^?#\s]*)?")
 
 
 class SettingsError(Exception):
@@ -55,15 +57,25 @@ class PolicySettings(_Strict):
 class UpstreamSettings(_Strict):
     """One provider under /NAME/…"""
 
-    base_url: BaseUrl
+    base_url: str
     family: Family = Family.GENERIC
     gateway: bool = False
     answered_statuses: frozenset[int] = frozenset()
     policy: dict[EndpointClass, PolicySettings] = {}
 
+    @model_validator(mode="after")
+    def _without_version(self) -> Self:
+        if self.family is not Family.GENERIC and (found := _VERSION.search(self.base_url)):
+            raise ValueError(
+                f"base_url ends in {found[0]}; leave the version path out, sendonce adds it for {self.family}"
+            )
+        return self
+
     @field_validator("base_url")
     @classmethod
     def _usable(cls, value: str) -> str:
+        if not _BASE_URL.fullmatch(value):
+            raise ValueError("it must be http(s)://host[:port][/path], without query and without credentials")
         try:
             usable = bool(urlsplit(value).hostname) and urlsplit(value).port != 0
         except ValueError as error:
@@ -151,11 +163,6 @@ class Settings(BaseSettings):
         return value
 
     @property
-    def has_default_state_dir(self) -> bool:
-        """Then commands find it without being told."""
-        return self.state_dir == user_state_path("sendonce")
-
-    @property
     def digest(self) -> str:
         """Names this configuration in the ledger; part of the record of every standing acceptance."""
         return blake3(orjson.dumps(self.model_dump(mode="json"), option=orjson.OPT_SORT_KEYS)).hexdigest(16)
@@ -188,6 +195,8 @@ def load(config: Path | None, overrides: dict[str, Any]) -> Settings:
         ) -> tuple[PydanticBaseSettingsSource, ...]:
             return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=config)
 
+    if config is not None and config.is_dir():
+        raise SettingsError(f"{config} is a directory. Name a TOML file with --config.")
     if config is not None and not config.is_file():
         raise SettingsError(
             f"There is no configuration file {config}. Name an existing one with --config, or leave it out."
@@ -206,6 +215,11 @@ def load(config: Path | None, overrides: dict[str, Any]) -> Settings:
         raise SettingsError(f"{config} is not TOML: {error}. Correct it there.") from error
     except ValidationError as error:
         raise SettingsError(_sentences(error, config)) from error
+
+
+def command_options(state_dir: Path) -> str:
+    """What a printed command must end with to find this state dir; empty for the default one."""
+    return "" if state_dir == user_state_path("sendonce") else f" --state-dir {shlex.quote(str(state_dir))}"
 
 
 def upstream_overrides(pairs: list[str]) -> dict[str, dict[str, str]]:

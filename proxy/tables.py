@@ -1,7 +1,8 @@
 """What people see: rich tables of the rows that `--json` gives whole."""
 
 import socket
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
@@ -9,6 +10,9 @@ from rich.text import Text
 
 from proxy.inspection import ROTATING
 from proxy.services import Services
+from proxy.settings import command_options
+
+UNRESOLVED_SHOWN: Final = 10  # a screen's worth
 
 
 def announce(services: Services, sock: socket.socket) -> None:
@@ -22,62 +26,81 @@ def announce(services: Services, sock: socket.socket) -> None:
     print(f"  others: {', '.join(f'{base}/{name}' for name in services.settings.upstreams)}", flush=True)
 
 
+# Heading, field, narrowest terminal that shows it. Ids, stages and operations are never folded: they are copied and grepped.
+_CALLS_COLUMNS = (
+    ("call", "call_id", 0),
+    ("created", "created_at", 130),
+    ("upstream", "upstream", 130),
+    ("model", "model", 100),
+    ("stage", "stage", 0),
+    ("effect", "effect", 0),
+    ("next operation", "next_operation", 0),
+)
+
+
 def calls(console: Console, rows: list[dict[str, Any]]) -> None:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("call", no_wrap=True)  # to be copied
-    for heading in ("created", "upstream", "model", "stage", "effect", "next operation"):
-        table.add_column(heading, overflow="fold")
+    columns = [(heading, field) for heading, field, narrowest in _CALLS_COLUMNS if console.width >= narrowest]
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading, _ in columns:
+        table.add_column(heading, no_wrap=True, overflow="ellipsis" if heading == "model" else "ignore")
     for row in rows:
         style = "red" if row["duplicate_effect_risk"] else None
-        created = (row["created_at"] or "")[:19].replace("T", " ")
-        cells = (
-            row["call_id"],
-            created,
-            row["upstream"],
-            row["model"] or "",
-            row["stage"],
-            row["effect"],
-            row["next_operation"],
-        )
-        table.add_row(*(Text(str(cell)) for cell in cells), style=style)  # a model's name may look like markup
+        cells = (Text(str(row[field] or "")[:40]) for _, field in columns)  # a model's name may look like markup
+        table.add_row(*cells, style=style)
     console.print(table if rows else "No calls.")
 
 
 def status(console: Console, document: dict[str, Any]) -> None:
-    console.print(f"state dir   {document['state_dir']}", markup=False)
-    console.print(f"running     {'yes' if document['running'] else 'no'}, epoch {document['epoch']}", markup=False)
-    console.print(f"calls       {document['calls']}, events {document['events']}", markup=False)
+    _say(console, "state dir", document["state_dir"])
+    _say(console, "running", f"{'yes' if document['running'] else 'no'}, epoch {document['epoch']}")
+    _say(console, "calls", f"{document['calls']}, events {document['events']}")
     for stage, count in sorted(document["stages"].items()):
-        console.print(f"  {count:>6} {stage}", markup=False)
+        _say(console, "", f"{count:>6} {stage}")
     if document["unresolved"]:
-        console.print(f"unresolved  {len(document['unresolved'])}: an effect may have happened", style="red")
-        for call in document["unresolved"][:10]:
-            console.print(f"  sendonce show {call}", markup=False)
+        console.print(f"unresolved            {len(document['unresolved'])}: an effect may have happened", style="red")
+        for call in document["unresolved"][:UNRESOLVED_SHOWN]:
+            _say(console, "", f"sendonce show {call}{command_options(Path(document['state_dir']))}")
+        if (more := len(document["unresolved"]) - UNRESOLVED_SHOWN) > 0:
+            _say(console, "", f"and {more} more: --json lists all")
     if document["rotating"]:
-        console.print(
-            f"callers     {len(document['rotating'])} of them are known by a short-lived credential only. {ROTATING}"
+        _say(
+            console,
+            "callers",
+            f"{len(document['rotating'])} of them are known by a short-lived credential only. {ROTATING}",
         )
 
 
 def detail(console: Console, document: dict[str, Any]) -> None:
-    for name in ("call_id", "stage", "effect", "next_operation", "reason", "upstream", "model", "usage", "body_blake3"):
-        console.print(f"{name:<16}{document[name]}", markup=False)
+    manifest, options = document["manifest"] or {}, command_options(Path(document["state_dir"]))
+    for name in ("call_id", "created_at", "upstream", "stage", "effect", "next_operation", "reason"):
+        _say(console, name, document[name])
+    request = {"method": manifest.get("method"), "url": manifest.get("url"), "key": document["key"]}
+    request |= {name: document[name] for name in ("key_source", "model", "stream", "body_blake3")}
+    outcome = {name: document[name] for name in ("outcome", "finish_reason", "superseded_by")}
+    outcome["usage"] = ", ".join(f"{name} {count}" for name, count in (document["usage"] or {}).items())
+    outcome["delivered"] = ", ".join(document["delivered"])
+    for name, value in {**request, **outcome}.items():
+        _say(console, name, value)
     for attempt in document["attempt_rows"]:
-        facts = ", ".join(
-            f"{name} {value}" for name, value in attempt.items() if value is not None and name != "attempt"
-        )
-        console.print(f"{attempt['attempt']}: {facts}", markup=False)
+        for name, value in attempt.items():
+            _say(console, name if name == "attempt" else f"  {name}", value)
+    for decision in document["decisions"]:
+        words = f"{decision['decision']} by {decision['authority']['name']} at {decision['at']}: {decision['reason']}"
+        _say(console, f"decision {decision['seq']}", words)
     for event in document["events"]:
-        console.print(f"{event['seq']:>8}  {event['at']}  {event['kind']}", markup=False)
-    if document["next_operation"] == "reconcile_effect":
-        flags = "--served|--not-served|--accept-duplicate|--park"
-        console.print(f'next: sendonce reconcile {document["call_id"]} {flags} --reason "…"', markup=False)
+        _say(console, str(event["seq"]), f"{event['at']}  {event['kind']}")
+    if document["next_operation"] == "reconcile_effect" or document["stage"] == "closed":
+        succeeds = f" --succeeds {document['decisions'][-1]['seq']}" if document["decisions"] else ""
+        command = f"sendonce reconcile {document['call_id']}{options}{succeeds}"
+        _say(console, "next", f'{command} --reason "…" --park  # or --served, --not-served, --accept-duplicate')
 
 
 def findings(console: Console, rows: list[dict[str, Any]]) -> None:
     for row in rows:
-        console.print(
-            f"{'ok ' if row['ok'] else 'BAD'}  {row['what']:<12} {row['says']}",
-            markup=False,
-            style=None if row["ok"] else "red",
-        )
+        line = f"{'ok ' if row['ok'] else 'BAD'}  {row['what']:<12} {row['says']}"
+        console.print(line, markup=False, style=None if row["ok"] else "red")
+
+
+def _say(console: Console, name: str, value: object) -> None:
+    if value not in (None, ""):
+        console.print(f"{name:<22}{value}", markup=False)

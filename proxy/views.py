@@ -11,7 +11,7 @@ from ledger.events import Recorded
 from ledger.ids import attempt_id
 from ledger.ladder import Evidence
 from ledger.projection import PROJECTION_VERSION
-from ledger.stages import NextOperation, Stage
+from ledger.stages import Effect, NextOperation
 
 # Why a call stands where it stands, one sentence by last evidence; {since} is when its newest attempt started.
 _REASONS: Final[Mapping[Evidence, str]] = {
@@ -30,12 +30,21 @@ _REASONS: Final[Mapping[Evidence, str]] = {
     Evidence.INTERPRETED: "The answer is interpreted; what follows from it is not recorded yet.",
     Evidence.RETRY_DECIDED: "The answer is interpreted; the attempt is not closed yet.",
     Evidence.ATTEMPT_COMPLETED: "The attempt is complete; the call is not closed yet.",
-    Evidence.COMPLETED: "It is complete.",
+    Evidence.COMPLETED: "{complete}",
     Evidence.SERVED: "It was decided that the provider served it; its answer is not kept.",
     Evidence.NOT_SERVED: "It was decided that the provider did not serve it.",
     Evidence.ACCEPTED: "It was decided that a possible duplicate is acceptable.",
     Evidence.PARKED: "It was decided to leave it alone.",
     Evidence.ERASED: "It is complete and its body was erased.",
+}
+
+
+# What a completed call's answer proved (semantics section 5).
+_COMPLETE: Final[Mapping[Effect, str]] = {
+    Effect.HAPPENED: "It is complete.",
+    Effect.ABSENT: "The provider answered {status} and did not serve it.",
+    Effect.ANSWERED: "The provider answered with an error of its own ({status}); whether it bills for that is not proven.",
+    Effect.UNKNOWN: "The answer ({status}) does not prove whether the provider served it.",
 }
 
 
@@ -54,7 +63,9 @@ def reason(call: CallState) -> str:
         return f"The record contradicts itself: {call.fault}."
     if call.superseded_by is not None:
         return f"It was continued by {call.superseded_by}."
-    return _REASONS[call.evidence].format(since=since_of(call))
+    observed = call.attempt.observed if call.attempt else None
+    complete = _COMPLETE[call.effect].format(status=observed.status if observed else "nothing")
+    return _REASONS[call.evidence].format(since=since_of(call), complete=complete)
 
 
 def call_row(call: CallState, alive: bool | None) -> dict[str, Any]:
@@ -94,12 +105,11 @@ def call_row(call: CallState, alive: bool | None) -> dict[str, Any]:
 
 def call_detail(call: CallState, alive: bool | None, events: list[Recorded]) -> dict[str, Any]:
     """`show`: the row, and the answers to what was attempted, from which inputs, what failed, what is unresolved."""
-    open_stages = (Stage.EFFECT_UNKNOWN, Stage.EFFECT_HAPPENED, Stage.CORRUPTION)
     return {
         **call_row(call, alive),
         "manifest": orjson.loads(orjson.dumps(call.manifest)) if call.manifest else None,
         "attempt_rows": [_attempt_row(call, attempt) for attempt in call.attempts],
-        "unresolved": not alive and call.stage in open_stages,
+        "unresolved": not alive and call.duplicate_effect_risk,
         "decisions": [
             {"seq": recorded.seq, "at": instant(recorded.at_ms), **orjson.loads(orjson.dumps(recorded.event))}
             for recorded in events

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import resource
 import secrets
-import shlex
 import signal
 import socket
 import sys
@@ -29,11 +28,12 @@ from proxy.interpreter import Interpreter, judge_salvaged
 from proxy.liveness import Registry
 from proxy.server import DataServer, assert_c_parser
 from proxy.services import Services
-from proxy.settings import Settings
+from proxy.settings import Settings, command_options
 from proxy.upstream import Upstream
 
 EXIT_POISONED: Final = 70
 LINEAGE_BYTES: Final = 8
+SHUTDOWN_S: Final = 0.5  # for handlers whose answer is written; what is in flight was waited for already
 BACKLOG: Final = 1024  # connections the kernel holds while recovery runs
 
 
@@ -79,9 +79,13 @@ async def serve(settings: Settings, sock: socket.socket, announce: Callable[[Ser
     state_dir = state_dir_of(settings)
     state_dir.prepare()
     lock = state_dir.lock()
-    stop = asyncio.Event()
+    stop, hurry = asyncio.Event(), asyncio.Event()
+
+    def stop_or_hurry() -> None:
+        (hurry if stop.is_set() else stop).set()
+
     for signum in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+        asyncio.get_running_loop().add_signal_handler(signum, stop_or_hurry)
     async with running(settings, state_dir, lock, recover(settings, state_dir)) as services:
         server = DataServer(Ingress(services), services.registry.connection_lost)
         listener = await asyncio.get_running_loop().create_server(server, sock=sock, backlog=BACKLOG)
@@ -98,9 +102,9 @@ async def serve(settings: Settings, sock: socket.socket, announce: Callable[[Ser
         services.activity.admitting.set(0)
         listener.close()
         if not services.poisoned:
-            await drain(services, settings.timeouts.stop_s)
+            await drain(services, settings.timeouts.stop_s, hurry)
         server.pre_shutdown()
-        await server.shutdown(1.0)
+        await server.shutdown(SHUTDOWN_S)
         await runner.cleanup()
         state_dir.control_socket.unlink(missing_ok=True)
         if services.poisoned:
@@ -130,7 +134,7 @@ async def running(settings: Settings, state_dir: StateDir, lock: Lock, recovered
 
         drains = settings.on_client_disconnect == "drain"
         registry = Registry(delivered, settings.timeouts.drain_limit_s if drains else settings.timeouts.cancel_grace_s)
-        options = "" if settings.has_default_state_dir else f" --state-dir {shlex.quote(str(state_dir.root))}"
+        options = command_options(state_dir.root)
         services = Services(
             settings=settings,
             state_dir=state_dir,
@@ -159,12 +163,22 @@ async def running(settings: Settings, state_dir: StateDir, lock: Lock, recovered
                 lock.release()
 
 
-async def drain(services: Services, limit_s: float) -> None:
-    """Lets answers in flight end. What is left stays `attempt.started`: unknown, which is the truth."""
+async def drain(services: Services, limit_s: float, hurry: asyncio.Event) -> None:
+    """Lets answers in flight end, until the limit or a second signal. What is left stays unknown, which is the truth."""
+    if flights := services.registry.flights:
+        print(
+            f"sendonce: waiting for {len(flights)} answers, up to {limit_s:g} s; a second signal stops at once",
+            file=sys.stderr,
+        )
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
             while flights := services.registry.flights:  # a request that waited may still begin one
-                await flights[0].finished.wait()
+                ends = [asyncio.create_task(event.wait()) for event in (flights[0].finished, hurry)]
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                for end in ends:
+                    end.cancel()
+                if hurry.is_set():
+                    return
 
 
 async def close(services: Services) -> None:
