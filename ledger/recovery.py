@@ -102,20 +102,7 @@ def open_epoch(
     for state in proven:
         _record_not_sent(store, state, fresh.now_ms)
     passed("recovery-before-epoch")
-    opened = EpochOpened(
-        epoch=last.epoch + 1 if last else 1,
-        protocol=PROTOCOL,
-        ledger_id=store.meta("ledger_id"),
-        file_inode=identity.inode,
-        file_birth_ns=identity.birth_ns,
-        config_digest=config_digest,
-        secret_check=secret,
-        receipts_lineage=receipts.position.lineage,
-        receipts_count=receipts.position.count,
-        receipts_chain=receipts.position.chain,
-        accepted=acceptance.kind if acceptance else None,
-        accepted_reason=acceptance.reason if acceptance else None,
-    )
+    opened = _opened(store, last, secret, config_digest, receipts.position, acceptance, identity)
     closed = (
         [Entry(None, None, EpochClosed(last.epoch, "successor"))] if last and not store.is_closed(last.epoch) else []
     )
@@ -129,6 +116,31 @@ def open_epoch(
     calls = tuple(entry.call for entry in witnessed if entry.call)
     return Recovered(
         opened.epoch, store, receipts, calls, tuple(salvaged), tuple(state.call for state in proven), store.unfinished()
+    )
+
+
+def _opened(
+    store: Store,
+    last: EpochOpened | None,
+    secret: str,
+    config_digest: str,
+    position: Position,
+    acceptance: Acceptance | None,
+    identity: FileIdentity,
+) -> EpochOpened:
+    return EpochOpened(
+        epoch=last.epoch + 1 if last else 1,
+        protocol=PROTOCOL,
+        ledger_id=store.meta("ledger_id"),
+        file_inode=identity.inode,
+        file_birth_ns=identity.birth_ns,
+        config_digest=config_digest,
+        secret_check=secret,
+        receipts_lineage=position.lineage,
+        receipts_count=position.count,
+        receipts_chain=position.chain,
+        accepted=acceptance.kind if acceptance else None,
+        accepted_reason=acceptance.reason if acceptance else None,
     )
 
 

@@ -71,7 +71,7 @@ def test_killed_while_provider_holds_the_sdks_own_retry_raises_our_sentence(runn
         until(running.provider_receipts)
         restart_on_the_same_port(running, port)
         for attempt in (asking.result, ask):
-            with pytest.raises(anthropic.APIStatusError, match="sendonce did not send this request again") as refused:
+            with pytest.raises(anthropic.APIStatusError, match="sendonce does not send it again") as refused:
                 attempt()
             assert refused.value.status_code == REFUSED_STATUS
     assert len(running.provider_receipts()) == 1

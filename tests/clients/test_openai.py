@@ -74,7 +74,7 @@ def test_killed_while_provider_holds_the_sdks_own_retry_raises_our_sentence(runn
         until(running.provider_receipts)
         restart_on_the_same_port(running, port)
         for attempt in (asking.result, ask):
-            with pytest.raises(openai.BadRequestError, match="sendonce did not send this request again") as refused:
+            with pytest.raises(openai.BadRequestError, match="sendonce does not send it again") as refused:
                 attempt()
             assert refused.value.code == "effect_unknown"
     assert len(running.provider_receipts()) == 1
@@ -135,7 +135,7 @@ def test_killed_during_the_retry_of_a_429_is_refused(running: Rig, failpoint: st
         asking = pool.submit(client.chat.completions.create, model="synthetic/status=429,times=1", messages=ASKED)
         process.wait()
         restart_on_the_same_port(running, port)
-        with pytest.raises(openai.BadRequestError, match="sendonce did not send this request again"):
+        with pytest.raises(openai.BadRequestError, match="sendonce does not send it again"):
             asking.result()
     newest, older = running.calls()
     assert (newest["stage"], newest["generation"]) == ("effect_unknown", 2)

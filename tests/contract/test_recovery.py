@@ -172,7 +172,7 @@ def test_older_ledger_under_newer_receipts_is_refused(tmp_path: Path) -> None:
     assert attempt_id(SECOND, 1) in message
     assert attempt_id(THIRD, 1) in message
     assert attempt_id(FIRST, 1) not in message
-    assert "sendonce recover --accept-lost-tail --reason" in message
+    assert f"sendonce recover --state-dir {tmp_path} --accept-lost-tail --reason" in message
 
 
 def test_accepted_lost_tail_enters_each_missing_attempt(tmp_path: Path) -> None:

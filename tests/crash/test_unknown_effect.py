@@ -61,7 +61,7 @@ def test_killed_while_provider_holds_is_refused_and_never_sent_again(
     assert first.headers["x-should-retry"] == "false"
     assert "retry-after" not in first.headers
     assert first.headers["sendonce-call"] == row["call_id"]
-    assert first.body.startswith(b'{"error": {"message": "sendonce did not send this request again')
+    assert first.body.startswith(b'{"error": {"message": "This request was sent at ')
     assert f"sendonce reconcile {row['call_id']}" in sentence_of(first)
     running.restart()
     events += 2  # the dead epoch closed, the next one opened

@@ -137,7 +137,7 @@ def test_status_counts_what_is_unresolved(living: tuple[Rig, dict[str, str]], de
     assert gone["in_flight"] is None
     assert set(gone["unresolved"]) == {dead[1]["cut"], dead[1]["lost"]}
     assert gone["stages"] == {"completed": 2, "effect_happened": 1, "effect_unknown": 1}
-    assert "unresolved  2" in output(dead[0], "status")
+    assert "unresolved            2" in output(dead[0], "status")
 
 
 def test_show_tells_what_was_attempted_and_what_is_safe_next(dead: tuple[Rig, dict[str, str]]) -> None:
