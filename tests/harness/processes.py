@@ -214,7 +214,8 @@ class Rig:
         """What the provider itself wrote down, whole requests only."""
         if not self.receipts_file.exists():
             return []
-        lines = [json.loads(line) for line in self.receipts_file.read_text().splitlines()]
+        whole, _, _ = self.receipts_file.read_text().rpartition("\n")  # a line may be read while it is being written
+        lines = [json.loads(line) for line in whole.splitlines()]
         return [line for line in lines if line["method"] == method and line["complete"]]
 
     def calls(self) -> list[dict[str, Any]]:

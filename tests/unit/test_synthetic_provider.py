@@ -54,7 +54,9 @@ class Provider:
     clients: ExitStack
 
     def receipts(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.receipts_file.read_text().splitlines()]
+        return [
+            json.loads(line) for line in self.receipts_file.read_text().split("\n")[:-1]
+        ]  # one may be in the making
 
     def connect(self, raw: bytes) -> socket.socket:
         port = int(self.url.rsplit(":", 1)[1])
