@@ -54,9 +54,7 @@ class Provider:
     clients: ExitStack
 
     def receipts(self) -> list[dict[str, Any]]:
-        return [
-            json.loads(line) for line in self.receipts_file.read_text().split("\n")[:-1]
-        ]  # one may be in the making
+        return [json.loads(line) for line in self.receipts_file.read_text().split("\n")[:-1]]
 
     def connect(self, raw: bytes) -> socket.socket:
         port = int(self.url.rsplit(":", 1)[1])
