@@ -45,7 +45,6 @@ class CallState:
     upstream: str
     caller_exact: str
     created_at_ms: int
-    first_seq: int
     last_seq: int
     head_chain: Digest
     evidence: Evidence = Evidence.NOTHING

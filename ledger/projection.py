@@ -95,7 +95,7 @@ def _opened(recorded: Recorded, epochs: Epochs) -> CallState:
         # An orphan: enough of a state to show it to a person.
         return CallState(
             recorded.call or CallId(""), Scope(""), Key(""), "unknown", 0, 0, "", "", recorded.at_ms, recorded.seq,
-            recorded.seq, recorded.chain, fault="the first event of a call must be call.requested",
+            recorded.chain, fault="the first event of a call must be call.requested",
         )  # fmt: skip
     return CallState(
         call=recorded.call,
@@ -107,7 +107,6 @@ def _opened(recorded: Recorded, epochs: Epochs) -> CallState:
         upstream=event.upstream,
         caller_exact=event.caller_exact,
         created_at_ms=recorded.at_ms,
-        first_seq=recorded.seq,
         last_seq=recorded.seq,
         head_chain=recorded.chain,
         marked=not isinstance(event, CallRequested) or epochs.get(event.epoch) == PROTOCOL,

@@ -8,11 +8,10 @@ from collections.abc import Iterable
 from importlib.resources import files
 from typing import Final
 
-from ledger import bodies
 from ledger.bodies import Packed
 from ledger.calls import CallState
-from ledger.codec import decode, digest_of
-from ledger.errors import StateDirError, UnreadableRecordError
+from ledger.codec import decode
+from ledger.errors import StateDirError
 from ledger.events import EpochOpened, Event, Recorded
 from ledger.ids import CallId, Digest
 from ledger.ladder import UNFINISHED, Evidence
@@ -152,20 +151,3 @@ def keep_body(db: sqlite3.Connection, packed: Packed) -> None:
         "INSERT OR IGNORE INTO body(digest, size, chunks) VALUES(?, ?, ?)",
         (packed.digest, packed.size, b"".join(packed.order)),
     )
-
-
-def load_body(db: sqlite3.Connection, digest: Digest) -> bytes | None:
-    """The whole body, checked against its digest; None where it is not kept (any more)."""
-    row = db.execute(FIND_BODY, (digest,)).fetchone()
-    if row is None:
-        return None
-    pieces = []
-    for chunk in bodies.chunk_digests(row[0]):
-        found = db.execute(FIND_CHUNK, (chunk,)).fetchone()
-        if found is None:
-            raise UnreadableRecordError(f"the body {digest} lacks its chunk {chunk.hex()}")
-        pieces.append(bodies.plain(chunk, found[0]))
-    body = b"".join(pieces)
-    if digest_of(body) != digest:
-        raise UnreadableRecordError(f"the body {digest} does not hold the bytes its digest names")
-    return body

@@ -209,9 +209,6 @@ class Store:
         events = queries.read_events(self._db.execute(queries.EVENT_AT, (seq,)))
         return events[0] if events else None
 
-    def body(self, digest: Digest) -> bytes | None:
-        return queries.load_body(self._db, digest)
-
     def meta(self, name: str) -> str:
         return str(self._db.execute(queries.META, (name,)).fetchone()[0])
 

@@ -14,11 +14,6 @@ HOP_BY_HOP: Final = frozenset({
     b"transfer-encoding", b"upgrade", b"content-length", b"expect", b"host",
 })  # fmt: skip
 
-CREDENTIAL_HEADERS: Final = frozenset({
-    b"authorization", b"proxy-authorization", b"x-api-key", b"api-key", b"x-goog-api-key", b"x-amz-security-token",
-    b"x-goog-iam-authorization-token", b"ocp-apim-subscription-key", b"cookie", b"set-cookie",
-})  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True)
 class AllowList:

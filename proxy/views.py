@@ -17,7 +17,7 @@ from ledger.stages import Effect, NextOperation
 _REASONS: Final[Mapping[Evidence, str]] = {
     Evidence.NOTHING: "The record does not begin with a request.",
     Evidence.REQUESTED: "It was requested and nothing was recorded of what would be sent; no attempt can have started.",
-    Evidence.PREPARATION_FAILED: "The request could not be prepared; nothing was sent.",
+    Evidence.PREPARATION_FAILED: "The request could not be prepared, and nothing was sent. {preparation}",
     Evidence.MANIFEST: "The manifest is recorded and no attempt has started; nothing was sent.",
     Evidence.ABANDONED: "It was given up before an attempt started; nothing was sent.",
     Evidence.STARTED: "An attempt started at {since} and nothing came back; the provider may have served it.",
@@ -64,8 +64,9 @@ def reason(call: CallState) -> str:
     if call.superseded_by is not None:
         return f"It was continued by {call.superseded_by}."
     observed = call.attempt.observed if call.attempt else None
+    preparation = call.preparation.sentence if call.preparation else ""
     complete = _COMPLETE[call.effect].format(status=observed.status if observed else "nothing")
-    return _REASONS[call.evidence].format(since=since_of(call), complete=complete)
+    return _REASONS[call.evidence].format(since=since_of(call), complete=complete, preparation=preparation).rstrip()
 
 
 def call_row(call: CallState, alive: bool | None) -> dict[str, Any]:

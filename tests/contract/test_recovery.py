@@ -18,7 +18,7 @@ from ledger.projection import CallState
 from ledger.recovery import Acceptance
 from ledger.stages import Effect, Stage
 from tests.harness.ledger_child import SPOOL_BODY, SPOOL_HEAD
-from tests.harness.ledgers import Ended, call_id, run_child, started, state_dir_in
+from tests.harness.ledgers import Ended, call_id, run_child, started, state_dir_in, stored_body
 
 KILLED = -signal.SIGKILL
 WITNESSES_DISAGREE, STATE_DIR = 5, 4
@@ -118,7 +118,7 @@ def test_spool_is_salvaged_as_its_dialect_judges(whole: bool, tmp_path: Path) ->
         state = recovered.store.state(FIRST)
         assert recovered.salvaged == (FIRST,)
         assert [each.call for each in recovered.unfinished] == ([FIRST] if whole else [])
-        assert recovered.store.body(digest_of(b"".join(SPOOL_BODY))) == b"".join(SPOOL_BODY)
+        assert stored_body(recovered.store, digest_of(b"".join(SPOOL_BODY))) == b"".join(SPOOL_BODY)
     assert state is not None
     assert state.stage is (Stage.OBSERVED if whole else Stage.EFFECT_HAPPENED)
     assert seen == [b"".join(SPOOL_BODY)]

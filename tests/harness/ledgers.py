@@ -11,8 +11,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from ledger import bodies, queries
 from ledger.codec import digest_of
 from ledger.epochs import Lock, StateDir
+from ledger.errors import UnreadableRecordError
 from ledger.events import (
     PROTOCOL,
     AttemptAcknowledged,
@@ -38,7 +40,7 @@ from ledger.events import (
     ReconcileObserved,
     Recorded,
 )
-from ledger.ids import NO_CHAIN, CallId, Key, Scope, new_call_id
+from ledger.ids import NO_CHAIN, CallId, Digest, Key, Scope, new_call_id
 from ledger.ladder import ATTEMPT_KINDS, NEXT, Evidence
 from ledger.operations import Append, Appended, Entry, Expect, Receipt
 from ledger.projection import CallState
@@ -294,3 +296,20 @@ def run_child(state: Path, *commands: str, failpoints: str = "") -> Ended:
     with child(state, *commands, failpoints=failpoints) as process:
         out, err = process.communicate(timeout=30)
     return Ended(process.returncode, [json.loads(line) for line in out.splitlines()], err)
+
+
+def stored_body(store: Store, digest: Digest) -> bytes | None:
+    """The whole body, checked against its digest; None where it is not kept (any more)."""
+    row = store._db.execute(queries.FIND_BODY, (digest,)).fetchone()
+    if row is None:
+        return None
+    pieces = []
+    for chunk in bodies.chunk_digests(row[0]):
+        found = store._db.execute(queries.FIND_CHUNK, (chunk,)).fetchone()
+        if found is None:
+            raise UnreadableRecordError(f"the body {digest} lacks its chunk {chunk.hex()}")
+        pieces.append(bodies.plain(chunk, found[0]))
+    body = b"".join(pieces)
+    if digest_of(body) != digest:
+        raise UnreadableRecordError(f"the body {digest} does not hold the bytes its digest names")
+    return body

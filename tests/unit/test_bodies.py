@@ -13,7 +13,7 @@ from ledger.codec import digest_of
 from ledger.errors import UnreadableRecordError
 from ledger.operations import Entry
 from ledger.reader import open_reader
-from tests.harness.ledgers import FIRST, MANIFEST, NAMED, Ledger, ledger_in
+from tests.harness.ledgers import FIRST, MANIFEST, NAMED, Ledger, ledger_in, stored_body
 
 MIB = 1024 * 1024
 
@@ -52,13 +52,13 @@ async def test_body_round_trips(body: bytes, tmp_path: Path) -> None:
     with ledger_in(tmp_path) as ledger:
         keep(ledger, packed := pack(body))
         assert (packed.digest, packed.size) == (digest_of(body), len(body))
-        assert ledger.store.body(packed.digest) == body
+        assert stored_body(ledger.store, packed.digest) == body
         async with open_reader(ledger.path) as reader:
             assert b"".join([piece async for piece in reader.body(packed.digest)]) == body
         streamed = pack_stream(io.BytesIO(body))
         assert (streamed.digest, streamed.size) == (packed.digest, packed.size)
         keep(ledger, streamed)  # the same digest again: the first row stands, whatever its cuts
-        assert ledger.store.body(packed.digest) == body
+        assert stored_body(ledger.store, packed.digest) == body
 
 
 @pytest.mark.parametrize("body", [noise(MIB, 2), b"", noise(100)], ids=["1 MiB", "empty", "100 B"])
@@ -68,7 +68,7 @@ def test_body_packed_from_a_file_round_trips(body: bytes, tmp_path: Path) -> Non
         (tmp_path / "body").write_bytes(body)
         with (tmp_path / "body").open("rb") as stream:
             keep(ledger, packed := pack_stream(stream))
-        assert ledger.store.body(packed.digest) == body
+        assert stored_body(ledger.store, packed.digest) == body
 
 
 def test_grown_body_adds_few_chunks(tmp_path: Path) -> None:
@@ -113,12 +113,12 @@ async def test_erased_chunk_is_unreadable_and_unkept_body_is_none(tmp_path: Path
         gone = packed.order[len(packed.order) // 2]
         ledger.store._db.execute("DELETE FROM chunk WHERE digest = ?", (gone,))
         with pytest.raises(UnreadableRecordError, match=gone.hex()):
-            ledger.store.body(packed.digest)
+            stored_body(ledger.store, packed.digest)
         async with open_reader(ledger.path) as reader:
             with pytest.raises(UnreadableRecordError, match=gone.hex()):
                 [piece async for piece in reader.body(packed.digest)]
             ledger.store._db.execute("DELETE FROM body WHERE digest = ?", (packed.digest,))
-            assert ledger.store.body(packed.digest) is None
+            assert stored_body(ledger.store, packed.digest) is None
             with pytest.raises(UnreadableRecordError, match="not kept"):
                 [piece async for piece in reader.body(packed.digest)]
 
@@ -130,4 +130,4 @@ def test_body_of_other_chunks_is_unreadable(tmp_path: Path) -> None:
         swapped = Packed(packed.digest, packed.size, packed.order[::-1], packed.chunks)
         keep(ledger, swapped)
         with pytest.raises(UnreadableRecordError, match="does not hold"):
-            ledger.store.body(packed.digest)
+            stored_body(ledger.store, packed.digest)

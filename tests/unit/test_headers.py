@@ -3,7 +3,6 @@
 import pytest
 
 from proxy.headers import (
-    CREDENTIAL_HEADERS,
     REQUEST_STORED,
     RESPONSE_STORED,
     AllowList,
@@ -14,6 +13,11 @@ from proxy.headers import (
     media_type,
     stored,
 )
+
+CREDENTIAL_HEADERS = frozenset({
+    b"authorization", b"proxy-authorization", b"x-api-key", b"api-key", b"x-goog-api-key", b"x-amz-security-token",
+    b"x-goog-iam-authorization-token", b"ocp-apim-subscription-key", b"cookie", b"set-cookie",
+})  # fmt: skip
 
 
 def test_end_to_end_keeps_order_case_duplicates_and_bytes() -> None:
