@@ -6,7 +6,7 @@ An error names the field and the remedy. Every limit has its unit in its name an
 import re
 import shlex
 import tomllib
-from functools import cache
+from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
@@ -162,7 +162,7 @@ class Settings(BaseSettings):
                 )
         return value
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Names this configuration in the ledger; part of the record of every standing acceptance."""
         return blake3(orjson.dumps(self.model_dump(mode="json"), option=orjson.OPT_SORT_KEYS)).hexdigest(16)
