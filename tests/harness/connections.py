@@ -3,6 +3,7 @@
 import http.client
 import json
 import re
+import selectors
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -92,3 +93,10 @@ def documents(stream: bytes) -> list[Any]:
     """The JSON of an event stream's data lines."""
     lines = [line[6:] for line in stream.split(b"\n") if line.startswith(b"data: {")]
     return [json.loads(line) for line in lines]
+
+
+def readable(sock: socket.socket, within_s: float) -> bool:
+    """Has anything come? By poll: select cannot take descriptors above 1,023."""
+    with selectors.PollSelector() as asked:
+        asked.register(sock, selectors.EVENT_READ)
+        return bool(asked.select(within_s))

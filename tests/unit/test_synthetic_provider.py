@@ -3,7 +3,6 @@
 import gzip
 import json
 import math
-import select
 import signal
 import socket
 import subprocess
@@ -21,6 +20,7 @@ import pytest
 from blake3 import blake3
 
 from synthetic_provider.behaviour import Behaviour, Reset, parse
+from tests.harness.connections import readable
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 20.0
@@ -291,7 +291,7 @@ def test_hold_forever_has_its_receipt_and_survives_sigkill(start: Callable[..., 
     client = provider.connect(post(CHAT, body))
     deadline = time.monotonic() + PATIENCE_S
     while not provider.receipts():
-        assert not select.select([client], [], [], 0.005)[0], "answered before the receipt"
+        assert not readable(client, 0.005), "answered before the receipt"
         assert time.monotonic() < deadline, "no receipt"
     provider.end(signal.SIGKILL)
     provider.receipts_file.write_text(provider.receipts_file.read_text() + '{"n":2,"torn')
