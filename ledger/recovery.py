@@ -109,9 +109,8 @@ def open_epoch(
     witnessed = [_witness(line.row) for line in missing]
     _commit(store, Append((*closed, Entry(None, None, opened), *witnessed)), fresh.now_ms)
     passed("recovery-after-epoch")
-    for name in spool.names(
-        state_dir.spool
-    ):  # observed now, or of no use: nothing more stands in them than in the ledger
+    # Observed now, or of no use: nothing more stands in them than in the ledger.
+    for name in spool.names(state_dir.spool):
         spool.remove(state_dir.spool, name)
     calls = tuple(entry.call for entry in witnessed if entry.call)
     return Recovered(
