@@ -4,6 +4,7 @@ It catches what SQLite cannot notice about itself: a restored backup, a deleted 
 """
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,13 @@ from ledger.errors import WitnessesDisagreeError
 from ledger.ids import NO_CHAIN, Digest
 
 SEGMENT_LIMIT_BYTES: Final = 64 * 1024 * 1024  # one segment is read at start: a second or so
+BLOCK_BYTES: Final = 64 * 1024  # a file of another size was cut; some 120 lines, so that extending it is rare
+SECTOR_BYTES: Final = 512  # what a disk writes whole or not at all
 SEGMENT_NAME: Final = "{:06d}.jsonl"
+REMEDY: Final = (
+    "Restore it; or move the receipts directory aside and put on record that unknown calls stay unknown: "
+    'sendonce recover --accept-lost-tail --reason "…"'
+)
 _WHOSE: Final = frozenset(
     {"scope", "key", "key_source", "occurrence", "generation", "call", "attempt", "upstream", "caller_exact"}
 )
@@ -43,24 +50,29 @@ class ReceiptLog:
     def __init__(self, directory: Path, ledger_id: str, new_lineage: str) -> None:
         """Mends a torn last line, checks the newest segment, creates the first one. Raises WitnessesDisagreeError."""
         self._directory, self._ledger_id = directory, ledger_id
+        self.is_synced = True
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         names = segments(directory)
-        if names and _mend_torn_tail(names[-1]) == 0:  # died while the segment was being created: create it again
+        end = _mend_tail(names[-1]) if names else 0
+        if names and end == 0:  # died while the segment was being created: create it again
             names.pop().unlink()
+            end = _mend_tail(names[-1]) if names else 0
         if not names:
             self._begin_segment(1, Position(new_lineage, 0, NO_CHAIN))
             return
-        self._number = int(names[-1].stem)
-        self._fd = os.open(names[-1], os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._number, self._end = int(names[-1].stem), end
+        self._fd = os.open(names[-1], os.O_WRONLY | os.O_CLOEXEC)
         self._size = os.fstat(self._fd).st_size
+        self.sync()  # what a killed process wrote may still be in the page cache only
         lines = list(read_segment(names[-1]))
         first, last = lines[0], lines[-1]
         self.position = Position(first.row["lineage"], last.row["n"], last.digest)
 
     def append(self, rows: list[dict[str, Any]]) -> None:
         """Writes lines; `sync` makes them durable. Raises OSError, after which the log's state is unknown."""
-        if self._size > SEGMENT_LIMIT_BYTES:
-            os.fdatasync(self._fd)
+        if not self.is_synced:  # so that a crash can tear the last write only
+            self.sync()
+        if self._end > SEGMENT_LIMIT_BYTES:
             os.close(self._fd)
             self._begin_segment(self._number + 1, self.position)
         self._write(rows)
@@ -68,16 +80,17 @@ class ReceiptLog:
     def sync(self) -> None:
         """Durable when it returns. If it raises, nothing is known: poison, never call it again."""
         os.fdatasync(self._fd)
+        self.is_synced = True
 
     def close(self) -> None:
         os.close(self._fd)
 
     def _begin_segment(self, number: int, position: Position) -> None:
         path = self._directory / SEGMENT_NAME.format(number)
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        self._number, self._size, self.position = number, 0, position
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self._number, self._end, self._size, self.position = number, 0, 0, position
         self._write([{"kind": "segment", "lineage": position.lineage, "ledger": self._ledger_id}])
-        os.fsync(self._fd)
+        self.sync()
         directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(directory)  # the name too must survive, or the segment is lost with its bytes intact
@@ -91,10 +104,19 @@ class ReceiptLog:
             line = orjson.dumps({"n": count, **row, "prev": self.position.chain})
             self.position = Position(self.position.lineage, count, digest_of(line))
             lines.append(line + b"\n")
-        data = memoryview(b"".join(lines))
-        self._size += len(data)
-        while data:  # os.write may write less than asked
-            data = data[os.write(self._fd, data) :]
+        data = b"".join(lines)
+        if self._end + len(data) >= self._size:
+            self._extend(self._end + len(data))
+        _write_at(self._fd, data, self._end)
+        self._end += len(data)
+        self.is_synced = False
+
+    def _extend(self, end: int) -> None:
+        """Room for lines up to `end` and at least one byte of padding. The size is set in one step: it is never half a block."""
+        before, self._size = self._size, (end // BLOCK_BYTES + 1) * BLOCK_BYTES
+        os.ftruncate(self._fd, self._size)
+        _write_at(self._fd, bytes(self._size - before), before)  # space is taken now, and syncs need no metadata later
+        os.fsync(self._fd)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +135,7 @@ def segments(directory: Path) -> list[Path]:
 def read_segment(path: Path) -> Iterator[Line]:
     """Checks every link. A torn last line is left out. Raises WitnessesDisagreeError where the chain breaks."""
     previous: Line | None = None
-    for raw in path.read_bytes().split(b"\n")[:-1]:
+    for raw in _written(path).split(b"\n")[:-1]:
         line = _line(raw, path)
         expected = (previous.row["n"] + 1, previous.digest) if previous else (line.row["n"], line.row["prev"])
         if (line.row["n"], line.row["prev"]) != expected or (previous is None and line.row["kind"] != "segment"):
@@ -150,34 +172,66 @@ def _line(raw: bytes, path: Path) -> Line:
             return Line(row, digest_of(raw))
     except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError):
         pass
-    raise WitnessesDisagreeError(f"{path} holds a line that is no receipt: {raw[:120]!r}.")
+    raise WitnessesDisagreeError(f"{path} holds a line that is no receipt: {raw[:120]!r}. {REMEDY}")
 
 
 def _broken(path: Path, number: int) -> str:
-    return f"The receipt log is broken at line {number} ({path}): it was changed or cut after it was written."
+    return f"The receipt log is broken at line {number} ({path}): it was changed or cut after it was written. {REMEDY}"
 
 
-def _mend_torn_tail(path: Path) -> int:
-    """A last line without its newline was being written when the process or the machine died. Returns the bytes left.
+def _written(path: Path) -> bytes:
+    """The segment without its padding. Raises WitnessesDisagreeError for a file that was cut: its size or padding tells."""
+    data = path.read_bytes()
+    written = data.rstrip(b"\0")
+    if len(data) % BLOCK_BYTES or (data and len(written) == len(data)):
+        raise WitnessesDisagreeError(f"{path} was cut after it was written: its padding is not whole. {REMEDY}")
+    return written
 
-    A torn line vouches for nothing and is cut off. One that is whole and continues the chain lacks only its newline: it is
-    evidence that something was sent, so it is kept.
+
+def _mend_tail(path: Path) -> int:
+    """Undoes a write that a crash tore; returns where the lines end. Raises WitnessesDisagreeError for any other damage.
+
+    A torn line vouches for nothing: it was never synced, so nothing left for it, and it is zeroed. One that is whole and
+    continues the chain lacks only its newline: it is evidence that something was sent, so it is kept.
     """
-    *lines, last = path.read_bytes().split(b"\n")
-    whole = sum(len(line) + 1 for line in lines)
-    if not last:
+    written = _written(path)
+    hole = written.find(b"\0")
+    whole = written.rfind(b"\n", 0, hole if hole >= 0 else len(written)) + 1
+    tail = written[whole:]
+    if not tail:
         return whole
-    is_kept = _continues(last, lines[-1] if lines else None, path)
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND)
+    before = written[:whole].split(b"\n")[-2] if whole else None
+    is_kept = hole < 0 and _continues(tail, before, path)
+    if not is_kept and (_continues(tail[:-1], before, path) or not _is_torn(tail, whole)):
+        raise WitnessesDisagreeError(
+            f"The receipt log is damaged behind byte {whole} of {path}: no crash leaves what stands there. {REMEDY}"
+        )
+    fd = os.open(path, os.O_WRONLY)
     try:
         if is_kept:
-            os.write(fd, b"\n")
+            _write_at(fd, b"\n", len(written))
         else:
-            os.ftruncate(fd, whole)
+            _write_at(fd, bytes(len(tail)), whole)
         os.fsync(fd)
     finally:
         os.close(fd)
-    return whole + (len(last) + 1 if is_kept else 0)
+    return len(written) + 1 if is_kept else whole
+
+
+def _is_torn(tail: bytes, start: int) -> bool:
+    """Would a crash explain it? Sectors that never reached the disk read as zeros: from a sector or a line on, up to a sector."""
+    for run in re.finditer(rb"\0+", tail):
+        begins_with_line = run.start() == 0 or tail[run.start() - 1 : run.start()] == b"\n"
+        if (start + run.end()) % SECTOR_BYTES or not (begins_with_line or (start + run.start()) % SECTOR_BYTES == 0):
+            return False
+    return True
+
+
+def _write_at(fd: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:  # os.pwrite may write less than asked
+        count = os.pwrite(fd, view, offset)
+        view, offset = view[count:], offset + count
 
 
 def _continues(last: bytes, before: bytes | None, path: Path) -> bool:

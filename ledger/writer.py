@@ -102,13 +102,13 @@ class Writer:
         lines = [row for outcome in outcomes if isinstance(outcome, Appended) for row in _receipt_rows(outcome)]
         if lines:
             self._receipts.append(lines)
-        if any(
-            line["kind"] == "sent" for line in lines
-        ):  # `received` rides along: only what must precede a send is waited for
+        if any(line["kind"] == "sent" for line in lines):  # only what must precede a send is waited for
             passed("before-receipt-sync")
             self._receipts.sync()
             passed("after-sent-receipt")
         self._call(_resolve, batch, outcomes)
+        if not self._receipts.is_synced:
+            self._receipts.sync()
         # stat, never open: closing a second descriptor would drop SQLite's locks.
         if self._wal.stat().st_size > CHECKPOINT_BYTES:
             self._store.checkpoint("PASSIVE")

@@ -1,5 +1,6 @@
 """Starting after a crash: real processes die at named points, then a start says what could have happened."""
 
+import os
 import shutil
 import signal
 import sqlite3
@@ -15,10 +16,12 @@ from ledger.events import AttemptObserved
 from ledger.ids import CallId, attempt_id
 from ledger.ladder import Evidence
 from ledger.projection import CallState
+from ledger.receipts import BLOCK_BYTES
 from ledger.recovery import Acceptance
 from ledger.stages import Effect, Stage
 from tests.harness.ledger_child import SPOOL_BODY, SPOOL_HEAD
 from tests.harness.ledgers import Ended, call_id, run_child, started, state_dir_in, stored_body
+from tests.harness.segments import content, put
 
 KILLED = -signal.SIGKILL
 WITNESSES_DISAGREE, STATE_DIR = 5, 4
@@ -196,7 +199,7 @@ def test_attempt_witnessed_before_is_not_entered_twice(tmp_path: Path) -> None:
     with started(state_dir_in(tmp_path), acceptance=Acceptance("lost_tail", "first")):
         pass
     path = tmp_path / "receipts" / "000001.jsonl"
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    put(path, b"".join(content(path).splitlines(keepends=True)[:-1]))
     refused(tmp_path)
     with started(state_dir_in(tmp_path), acceptance=Acceptance("lost_tail", "second")) as recovered:
         assert recovered.witnessed == ()
@@ -271,10 +274,10 @@ def test_changed_last_receipt_is_refused_not_read_as_proof(
     """No later line vouches for the last one, so it is compared with the event it witnesses."""
     crash(tmp_path, "claim:1", "started:1", "ack:1", "die")
     path = tmp_path / "receipts" / "000001.jsonl"
-    lines = path.read_bytes().splitlines(keepends=True)
+    lines = content(path).splitlines(keepends=True)
     changed = change(lines)
     assert changed != lines
-    path.write_bytes(b"".join(changed))
+    put(path, b"".join(changed))
     refused(tmp_path)
 
 
@@ -282,16 +285,26 @@ def test_torn_receipt_of_a_start_is_no_receipt(tmp_path: Path) -> None:
     """The line was being written, so its fdatasync had not returned and no byte had left."""
     crash(tmp_path, "claim:1", "started:1", "die")
     path = tmp_path / "receipts" / "000001.jsonl"
-    path.write_bytes(path.read_bytes()[:-2])
+    put(path, content(path)[:-2])
     assert state_after_start(tmp_path).stage is Stage.NOT_SENT
 
 
 def test_receipt_that_lacks_only_its_newline_is_a_receipt(tmp_path: Path) -> None:
-    """Somebody cut one byte off the log: what was sent stays unknown, it is not sent again."""
+    """Its last byte did not reach the disk: what may have been sent stays unknown, it is not sent again."""
     crash(tmp_path, "claim:1", "started:1", "die")
     path = tmp_path / "receipts" / "000001.jsonl"
-    path.write_bytes(path.read_bytes()[:-1])
+    put(path, content(path)[:-1])
     assert state_after_start(tmp_path).stage is Stage.EFFECT_UNKNOWN
+
+
+@pytest.mark.parametrize("size", [1, 100, 512, 4096, BLOCK_BYTES - 1])
+def test_receipt_log_that_was_cut_is_refused_not_read_as_proof(size: int, tmp_path: Path) -> None:
+    """A crash never shortens the file, so a call in flight is not taken for one that was not sent."""
+    crash(tmp_path, "claim:1", "started:1", "die")
+    path = tmp_path / "receipts" / "000001.jsonl"
+    os.truncate(path, size)
+    assert "was cut" in refused(tmp_path)
+    assert path.stat().st_size == size
 
 
 def test_wrong_secret_is_refused(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from ledger import receipts
 from ledger.codec import digest_of
 from ledger.errors import WitnessesDisagreeError
 from ledger.ids import NO_CHAIN
-from ledger.receipts import Position, ReceiptLog, read_segment, read_since, segments
+from ledger.receipts import BLOCK_BYTES, SECTOR_BYTES, Position, ReceiptLog, read_segment, read_since, segments
 from tests.harness.ledgers import FIRST, KEY, NOW_MS, SCOPE
+from tests.harness.segments import content, put
 
 LIMIT_BYTES = 1024
 
@@ -45,7 +46,7 @@ def position(directory: Path) -> Position:
 def test_lines_are_chained_as_format_md_says(tmp_path: Path) -> None:
     """`n` counts from 1, `prev` is the digest of the line before without its newline."""
     end = written(tmp_path, 3)
-    lines = (tmp_path / "000001.jsonl").read_bytes().splitlines()
+    lines = content(tmp_path / "000001.jsonl").splitlines()
     rows = [orjson.loads(line) for line in lines]
     assert [each["n"] for each in rows] == [1, 2, 3, 4]
     assert [each["kind"] for each in rows] == ["segment", "sent", "sent", "sent"]
@@ -59,32 +60,86 @@ def test_tail_torn_at_every_byte_is_cut_off(tmp_path: Path) -> None:
     written(tmp_path, 2)
     before = position(tmp_path)
     path = tmp_path / "000001.jsonl"
-    whole = path.read_bytes()
+    whole = content(path)
     written(tmp_path, 1)
-    last = path.read_bytes()[len(whole) :]
+    last = content(path)[len(whole) :]
     for size in range(len(last) - 1):
-        path.write_bytes(whole + last[:size])
+        put(path, whole + last[:size])
         assert position(tmp_path) == before
-        assert path.read_bytes() == whole
+        assert content(path) == whole
+        assert path.stat().st_size == BLOCK_BYTES
+
+
+def test_file_cut_at_any_size_is_noticed(tmp_path: Path) -> None:
+    """A crash tears a write, it does not shorten the file: a durable last line is never taken for a torn one."""
+    written(tmp_path, 3)
+    path = tmp_path / "000001.jsonl"
+    whole = path.read_bytes()
+    for size in (*range(1, len(content(path)) + 3), SECTOR_BYTES, BLOCK_BYTES // 2, BLOCK_BYTES - 1):
+        path.write_bytes(whole[:size])
+        assert noticed(tmp_path), size
+        assert path.stat().st_size == size
+
+
+def test_sectors_lost_from_the_last_write_are_cut_off(tmp_path: Path) -> None:
+    """Its later sectors may have reached the disk without an earlier one: none of its lines let anything leave."""
+    written(tmp_path, 2)
+    before, path = position(tmp_path), tmp_path / "000001.jsonl"
+    whole = content(path)
+    log = opened(tmp_path)
+    log.append([row(number) for number in range(6)])  # one write of several sectors
+    log.close()
+    after = content(path)
+    sectors = range(len(whole) // SECTOR_BYTES, len(after) // SECTOR_BYTES + 1)
+    assert len(sectors) > 3
+    for lost in sectors:
+        start, end = max(lost * SECTOR_BYTES, len(whole)), min((lost + 1) * SECTOR_BYTES, len(after))
+        put(path, after[:start] + bytes(end - start) + after[end:])
+        assert position(tmp_path).count in range(before.count, before.count + 6)
+        assert content(path) == after[: len(content(path))]
+
+
+def test_zero_byte_that_no_crash_explains_is_noticed(tmp_path: Path) -> None:
+    """A hole inside a sector is damage to a line that may have let something leave."""
+    written(tmp_path, 3)
+    path = tmp_path / "000001.jsonl"
+    whole = content(path)
+    for at in range(len(whole) - 1):
+        if at % SECTOR_BYTES != SECTOR_BYTES - 1:  # there it is a torn sector's last byte, if a line began right before
+            put(path, whole[:at] + b"\0" + whole[at + 1 :])
+            assert noticed(tmp_path), at
+
+
+def test_extending_never_shows_part_of_a_block(tmp_path: Path) -> None:
+    """Over several blocks every line is there, the size is whole blocks, and one byte of padding always follows."""
+    log = opened(tmp_path)
+    path = tmp_path / "000001.jsonl"
+    for number in range(400):
+        log.append([row(number)])
+        assert path.stat().st_size % BLOCK_BYTES == 0
+        assert len(content(path)) < path.stat().st_size
+    log.close()
+    assert path.stat().st_size > 2 * BLOCK_BYTES
+    assert position(tmp_path) == log.position
 
 
 def test_whole_last_line_without_its_newline_is_evidence(tmp_path: Path) -> None:
     """Only the newline is missing, and the line continues the chain: it is kept, never taken for a proof of not sending."""
     written(tmp_path, 2)
     path = tmp_path / "000001.jsonl"
-    whole, after = path.read_bytes(), position(tmp_path)
-    path.write_bytes(whole[:-1])
+    whole, after = content(path), position(tmp_path)
+    put(path, whole[:-1])
     assert position(tmp_path) == after
-    assert path.read_bytes() == whole
+    assert content(path) == whole
 
 
 def test_first_line_torn_at_every_byte_is_created_again(tmp_path: Path) -> None:
     """A crash at the log's birth leaves nothing that vouches for anything: it is born again."""
     written(tmp_path, 0)
     path = tmp_path / "000001.jsonl"
-    first = path.read_bytes()
+    first = content(path)
     for size in range(len(first)):
-        path.write_bytes(first[:size])
+        put(path, first[:size])
         assert position(tmp_path).lineage == "another"
 
 
@@ -100,11 +155,11 @@ def test_flipping_any_byte_before_the_last_line_is_noticed(tmp_path: Path) -> No
     """Every bit pattern of a few masks, at every byte that a later line vouches for."""
     written(tmp_path, 3)
     path = tmp_path / "000001.jsonl"
-    whole = path.read_bytes()
+    whole = content(path)
     vouched = whole[:-1].rfind(b"\n") + 1
     for at in range(vouched):
         for mask in (0x01, 0x20, 0x80):
-            path.write_bytes(whole[:at] + bytes([whole[at] ^ mask]) + whole[at + 1 :])
+            put(path, whole[:at] + bytes([whole[at] ^ mask]) + whole[at + 1 :])
             assert noticed(tmp_path), (at, mask)
 
 
@@ -112,10 +167,10 @@ def test_flipping_a_byte_of_the_last_line_is_noticed_or_changes_the_position(tmp
     """Nothing after it vouches for the last line; its own place and form are checked, and recovery checks what it witnesses."""
     end = written(tmp_path, 2)
     path = tmp_path / "000001.jsonl"
-    whole = path.read_bytes()
+    whole = content(path)
     start = whole[:-1].rfind(b"\n") + 1
     for at in range(start, len(whole)):
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        put(path, whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         assert noticed(tmp_path) or position(tmp_path).chain != end.chain, at
 
 
@@ -136,12 +191,12 @@ def test_deleted_swapped_or_foreign_line_is_noticed(at: int, tmp_path: Path) -> 
     log.append([row(number, call="call_other") for number in range(4)])
     log.close()
     path = directory / "000001.jsonl"
-    lines = path.read_bytes().splitlines(keepends=True)
+    lines = content(path).splitlines(keepends=True)
     junk = [b"junk\n", b"[]\n", b"7\n", b"\n", b'{"n":1}\n', b'{"n":%d,"kind":"sent","prev":""}\n' % (at + 1)]
     changes = [_without(lines, at), _swapped(lines, at), [*lines[:at], foreign[at], *lines[at + 1 :]]]
     changes += [[*lines[:at], each, *lines[at:]] for each in (foreign[at], lines[at], *junk)]
     for changed in changes:
-        path.write_bytes(b"".join(changed))
+        put(path, b"".join(changed))
         assert noticed(directory)
 
 
@@ -149,8 +204,8 @@ def test_deleted_swapped_or_foreign_line_is_noticed(at: int, tmp_path: Path) -> 
 def test_foreign_line_at_the_end_is_noticed(line: bytes, tmp_path: Path) -> None:
     """A whole line that is no receipt is no torn one."""
     written(tmp_path, 4)
-    with (tmp_path / "000001.jsonl").open("ab") as stream:
-        stream.write(line)
+    path = tmp_path / "000001.jsonl"
+    put(path, content(path) + line)
     assert noticed(tmp_path)
 
 
@@ -165,7 +220,7 @@ def test_segments_roll_and_reading_spans_them(tmp_path: Path) -> None:
     end = written(tmp_path, 20)
     paths = segments(tmp_path)
     assert len(paths) > 3
-    assert all(path.stat().st_size < 2 * LIMIT_BYTES for path in paths)
+    assert all(len(content(path)) < 2 * LIMIT_BYTES for path in paths)
     assert position(tmp_path) == end
     for since in range(1, end.count + 2):
         assert [line.row["n"] for line in read_since(tmp_path, since)] == list(range(since, end.count + 1))
@@ -180,8 +235,8 @@ def test_missing_or_shortened_older_segment_is_noticed(tmp_path: Path) -> None:
     """Each segment's first line names the last of the one before."""
     written(tmp_path, 20)
     *_, before, _newest = segments(tmp_path)
-    whole = before.read_bytes()
-    before.write_bytes(b"".join(whole.splitlines(keepends=True)[:-1]))
+    whole = content(before)
+    put(before, b"".join(whole.splitlines(keepends=True)[:-1]))
     with pytest.raises(WitnessesDisagreeError):
         list(read_since(tmp_path, 1))
     before.unlink()
@@ -196,7 +251,7 @@ def test_crash_while_a_segment_is_created_heals(left: int, tmp_path: Path) -> No
     before = written(tmp_path, 20)
     *_, newest = segments(tmp_path)
     torn = tmp_path / f"{int(newest.stem) + 1:06d}.jsonl"
-    torn.write_bytes(b'{"n":99,"kind":"segment","lineage":"x","ledger":"y"}'[:left])
+    put(torn, b'{"n":99,"kind":"segment","lineage":"x","ledger":"y"}'[:left])
     assert position(tmp_path) == before
     end = written(tmp_path, 10)
     assert end.lineage == "lineage"
@@ -207,5 +262,5 @@ def test_reading_a_segment_leaves_out_a_torn_line(tmp_path: Path) -> None:
     """A reader beside the writer may see half a line."""
     written(tmp_path, 2)
     path = tmp_path / "000001.jsonl"
-    path.write_bytes(path.read_bytes() + b'{"n":4,"kin')
+    put(path, content(path) + b'{"n":4,"kin')
     assert [line.row["n"] for line in read_segment(path)] == [1, 2, 3]
