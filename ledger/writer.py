@@ -6,6 +6,7 @@ waiting and every later caller gets PoisonedError, and the process must exit. fs
 """
 
 import asyncio
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -121,7 +122,8 @@ class Writer:
             return error
 
     def _call(self, function: Callable[..., None], *arguments: Any) -> None:
-        self._loop.call_soon_threadsafe(function, *arguments)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends, and nobody waits any more
+            self._loop.call_soon_threadsafe(function, *arguments)
 
     def _poison(self, batch: list[_Item], error: BaseException) -> None:
         if not self.poisoned.done():

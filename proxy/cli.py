@@ -18,7 +18,7 @@ import uvloop
 from rich.console import Console
 
 from ledger.epochs import StateDir
-from ledger.errors import StartRefusedError, UnreadableRecordError
+from ledger.errors import PoisonedError, StartRefusedError, UnreadableRecordError
 from ledger.events import Decision
 from ledger.ids import CallId, Key
 from ledger.recovery import Acceptance
@@ -33,12 +33,13 @@ from proxy.settings import SettingsError, command_options, load, upstream_overri
 
 T = TypeVar("T")
 
-EXIT_DEMO, EXIT_USAGE, EXIT_PORT, EXIT_DECISION = 1, 2, 3, 6
+EXIT_DEMO, EXIT_USAGE, EXIT_PORT, EXIT_DECISION, EXIT_POISONED = 1, 2, 3, 6, 70
 
 # Which errors are sentences, their exit code, and what to add where the error is a library's.
 _EXITS: Final[tuple[tuple[tuple[type[Exception], ...], int, str], ...]] = (
     ((SettingsError, NotFoundError, EvidenceError), EXIT_USAGE, ""),
     ((wiring.PortTakenError,), EXIT_PORT, ""),
+    ((PoisonedError,), EXIT_POISONED, ""),
     ((StartRefusedError,), StartRefusedError.exit_code, ""),
     ((UnreadableRecordError,), StartRefusedError.exit_code, ". Run sendonce doctor to see what else is damaged."),
     ((DecisionRefusedError, OwnerSilentError), EXIT_DECISION, ""),
@@ -131,7 +132,7 @@ def serve(
     }
     settings = load(config, overrides)
     sock = wiring.listen(settings.host, settings.port)
-    raise typer.Exit(_run(wiring.serve(settings, sock, tables.announce)))
+    _run(wiring.serve(settings, sock, tables.announce))
 
 
 @app.command()

@@ -14,6 +14,7 @@ from typing import Final
 from aiohttp import web
 
 from ledger.epochs import Lock, StateDir
+from ledger.errors import PoisonedError
 from ledger.events import CallDelivered, DeliveredHow, EpochClosed
 from ledger.ids import CallId
 from ledger.operations import Append, Entry
@@ -31,7 +32,6 @@ from proxy.services import Services
 from proxy.settings import Settings, command_options
 from proxy.upstream import Upstream
 
-EXIT_POISONED: Final = 70
 LINEAGE_BYTES: Final = 8
 SHUTDOWN_S: Final = 0.5  # for handlers whose answer is written; what is in flight was waited for already
 BACKLOG: Final = 1024  # connections the kernel holds while recovery runs
@@ -70,8 +70,8 @@ def recover(settings: Settings, state_dir: StateDir, acceptance: Acceptance | No
     )
 
 
-async def serve(settings: Settings, sock: socket.socket, announce: Callable[[Services, socket.socket], None]) -> int:
-    """Runs until SIGTERM, SIGINT or poison. Returns the exit code."""
+async def serve(settings: Settings, sock: socket.socket, announce: Callable[[Services, socket.socket], None]) -> None:
+    """Runs until SIGTERM, SIGINT or poison. Raises PoisonedError."""
     assert_c_parser()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold credentials
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -96,8 +96,6 @@ async def serve(settings: Settings, sock: socket.socket, announce: Callable[[Ser
         state_dir.control_socket.chmod(0o600)
         announce(services, sock)
         await _until(stop, services)
-        if services.poisoned:
-            print(f"sendonce: {_why(services)}", file=sys.stderr, flush=True)
         services.draining = True
         services.activity.admitting.set(0)
         listener.close()
@@ -107,14 +105,11 @@ async def serve(settings: Settings, sock: socket.socket, announce: Callable[[Ser
         await server.shutdown(SHUTDOWN_S)
         await runner.cleanup()
         state_dir.control_socket.unlink(missing_ok=True)
-        if services.poisoned:
-            return EXIT_POISONED
-    return 0
 
 
 @asynccontextmanager
 async def running(settings: Settings, state_dir: StateDir, lock: Lock, recovered: Recovered) -> AsyncIterator[Services]:
-    """Everything but the sockets: parts wired, calls that need no provider finished."""
+    """Everything but the sockets: parts wired, calls that need no provider finished. Raises PoisonedError, also at its end."""
     loop = asyncio.get_running_loop()
     async with AsyncExitStack() as stack:
         writer = Writer(recovered.store, recovered.receipts, state_dir.wal, clock.now_ms)
@@ -153,14 +148,13 @@ async def running(settings: Settings, state_dir: StateDir, lock: Lock, recovered
         activity.in_flight.set_function(lambda: len(registry.flights))
         activity.epoch.set(recovered.epoch)
         activity.admitting.set(1)
-        for state in recovered.unfinished:
-            await interpreter.finish(state.call)
         try:
+            for state in recovered.unfinished:
+                await interpreter.finish(state.call)
             yield services
         finally:
             await close(services)
-            if not services.poisoned:  # else the writer may still be writing: the lock goes with the process
-                lock.release()
+            lock.release()
 
 
 async def drain(services: Services, limit_s: float, hurry: asyncio.Event) -> None:
@@ -182,14 +176,18 @@ async def drain(services: Services, limit_s: float, hurry: asyncio.Event) -> Non
 
 
 async def close(services: Services) -> None:
+    """Raises PoisonedError if it was before or is now: the writer may still be writing, so the lock goes with the process."""
     for flight in services.registry.flights:
         if flight.task is not None:
             flight.task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
+            with contextlib.suppress(asyncio.CancelledError, Exception):  # `services.fatal` has what it raises
                 await flight.task
     if not services.poisoned:
-        await services.writer.append(Append((Entry(None, None, EpochClosed(services.epoch, "self")),)))
+        with contextlib.suppress(PoisonedError):
+            await services.writer.append(Append((Entry(None, None, EpochClosed(services.epoch, "self")),)))
         await services.writer.close()
+    if services.poisoned:
+        raise PoisonedError(_why(services))
 
 
 def _why(services: Services) -> str:

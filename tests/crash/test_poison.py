@@ -76,3 +76,16 @@ def test_poison_while_another_call_is_in_flight_leaves_that_one_unknown(running:
     assert running.chat(held).code == "effect_unknown"
     assert running.chat(other).disposition == "forwarded"
     assert (len(receipts_of(running, held)), len(receipts_of(running, other))) == (1, 1)
+
+
+@pytest.mark.parametrize("error", ["eio", "enospc"])
+def test_failed_write_of_the_last_event_ends_with_70_too(running: Rig, error: str) -> None:
+    """`epoch.closed` is the last thing written at SIGTERM; a stop that could not record itself is not a clean one."""
+    assert running.proxy_process is not None
+    running.proxy_process.close()
+    process = running.start(f"before-commit={error}")
+    assert process.stop() == EXIT_POISONED
+    assert "What is on disk is unknown" in process.complained
+    assert "Traceback" not in process.complained
+    running.restart()
+    assert running.chat(chat()).disposition == "forwarded"
