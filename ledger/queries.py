@@ -5,6 +5,8 @@ Each reading is one statement, so it is one consistent snapshot without a transa
 
 import sqlite3
 from collections.abc import Iterable
+from contextlib import closing
+from functools import cache
 from importlib.resources import files
 from typing import Final
 
@@ -19,13 +21,14 @@ from ledger.projection import project
 
 FORMAT: Final = 1
 APPLICATION_ID: Final = 0x53454E44  # "SEND", so that file(1) and doctor know whose database it is
+RESTORE: Final = "Restore a backup, then sendonce recover."
 NEWEST_OCCURRENCES: Final = 8  # finished ones an admission still looks at: a late retry's answer is among the newest
 IN_FLIGHT: Final = frozenset({Evidence.STARTED, Evidence.ACKNOWLEDGED})
 
 NEWEST_EVENT: Final = "SELECT seq, chain FROM event ORDER BY seq DESC LIMIT 1"
 EVENTS_OF_LEDGER: Final = "SELECT record, chain FROM event WHERE call_id IS NULL ORDER BY seq"
 EVENTS_OF_CALL: Final = "SELECT record, chain FROM event WHERE call_id = ? ORDER BY seq"
-ALL_EVENTS: Final = "SELECT record, chain FROM event ORDER BY seq"
+ALL_EVENTS: Final = "SELECT record, chain, call_id FROM event ORDER BY seq"
 COUNT_EVENTS: Final = "SELECT count(*) FROM event"
 EVENT_AT: Final = "SELECT record, chain FROM event WHERE seq = ?"
 LAST_OCCURRENCE: Final = "SELECT coalesce(max(occurrence), 0) FROM call_index WHERE scope = ? AND key = ?"
@@ -59,7 +62,11 @@ COUNT_CALLS: Final = "SELECT count(*) FROM call_index WHERE (?1 IS NULL OR key =
 IN_FLIGHT_OF_EPOCH: Final = "SELECT call_id FROM call_index WHERE is_in_flight = 1 AND epoch = ? ORDER BY call_id"
 UNFINISHED_CALLS: Final = "SELECT call_id FROM call_index WHERE is_unfinished = 1 ORDER BY call_id"
 
-ALL_BODIES: Final = "SELECT digest FROM body ORDER BY id"
+ALL_CALLS: Final = "SELECT call_id FROM call_index ORDER BY call_id DESC"
+ALL_INDEX_ROWS: Final = "SELECT * FROM call_index ORDER BY call_id"
+ALL_BODIES: Final = "SELECT digest, size FROM body ORDER BY id"
+SUM_BODIES: Final = "SELECT coalesce(sum(size), 0) FROM body"
+SCHEMA: Final = "SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL ORDER BY sql"
 FIND_BODY: Final = "SELECT chunks FROM body WHERE digest = ?"
 FIND_CHUNK: Final = "SELECT frame FROM chunk WHERE digest = ?"
 
@@ -104,6 +111,16 @@ def create_or_check(db: sqlite3.Connection, ledger_id: str, path: str) -> None:
         raise StateDirError(
             f"{path} has format {version}; this sendonce reads {FORMAT}. Use the version that wrote it."
         )
+    if db.execute(SCHEMA).fetchall() != schema():
+        raise StateDirError(f"{path} lacks a table, an index or a trigger of format {FORMAT}. {RESTORE}")
+
+
+@cache
+def schema() -> list[tuple[str]]:
+    """What SCHEMA reads from a sound ledger: without its triggers nothing keeps events from being changed."""
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.executescript(_sql("schema.sql") + _sql("call_index.sql"))
+        return db.execute(SCHEMA).fetchall()
 
 
 def write_index(db: sqlite3.Connection, state: CallState) -> None:

@@ -6,6 +6,7 @@
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import aiosqlite
@@ -73,21 +74,51 @@ class Reader:
                 raise UnreadableRecordError(f"the body {digest} lacks its chunk {chunk.hex()}")
             yield bodies.plain(chunk, found[0][0])
 
-    async def bodies(self) -> list[Digest]:
-        """Every body that is kept."""
+    async def bodies(self) -> list[tuple[Digest, int]]:
+        """Every body that is kept, and its size in bytes."""
         rows = await self._db.execute_fetchall(queries.ALL_BODIES)
-        return [Digest(row[0]) for row in rows]
+        return [(Digest(row[0]), row[1]) for row in rows]
+
+    async def bodies_bytes(self) -> int:
+        """What all kept bodies take when they are written out."""
+        (row,) = await self._db.execute_fetchall(queries.SUM_BODIES)
+        return int(row[0])
 
     async def integrity(self) -> str:
-        """SQLite's own check of its file: "ok" or what is wrong. Reads everything."""
+        """SQLite's own check of its file, and ours of its schema: "ok" or what is wrong. Reads everything."""
         rows = list(await self._db.execute_fetchall("PRAGMA integrity_check"))
-        return str(rows[0][0])
+        schema = [tuple(row) for row in await self._db.execute_fetchall(queries.SCHEMA)]
+        return str(rows[0][0]) if rows[0][0] != "ok" or schema == queries.schema() else "its schema is another one"
 
-    async def all_events(self) -> AsyncGenerator[tuple[str, str], None]:
-        """(record, chain) in order, for whoever checks the chain."""
+    async def all_events(self) -> AsyncGenerator[tuple[str, str, CallId | None], None]:
+        """(record, chain, the column call_id) in order, for whoever checks them."""
         async with self._db.execute(queries.ALL_EVENTS) as cursor:
             async for row in cursor:
-                yield row[0], row[1]
+                yield row[0], row[1], row[2]
+
+    async def all_calls(self) -> list[CallId]:
+        """Newest first."""
+        return [CallId(row[0]) for row in await self._db.execute_fetchall(queries.ALL_CALLS)]
+
+    async def index_rows(self) -> AsyncGenerator[dict[str, Any], None]:
+        """The index as it is stored, column by name, ordered by call."""
+        async with self._db.execute(queries.ALL_INDEX_ROWS) as cursor:
+            names = [column[0] for column in cursor.description]
+            async for row in cursor:
+                yield dict(zip(names, row, strict=True))
+
+    async def meta(self, name: str) -> str:
+        (row,) = await self._db.execute_fetchall(queries.META, (name,))
+        return str(row[0])
+
+    @asynccontextmanager
+    async def snapshot(self) -> AsyncIterator[None]:
+        """Everything read inside is of one moment. The writer goes on; its WAL only cannot start over meanwhile."""
+        await self._db.execute("BEGIN")
+        try:
+            yield
+        finally:
+            await self._db.execute("ROLLBACK")
 
 
 @asynccontextmanager

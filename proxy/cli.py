@@ -1,6 +1,7 @@
 """The command line. Reads append nothing and work whether the proxy lives or not; decisions go to the living owner.
 
-Exit codes: 0 · 1 the demo failed · 2 usage or configuration · 3 port · 4 state dir · 5 witnesses · 6 a decision does not apply · 70 poisoned.
+Exit codes: 0 · 1 the demo failed · 2 usage or configuration · 3 port · 4 state dir · 5 witnesses · 6 a decision does not apply · 70 poisoned;
+`verify` also 10 contradiction · 11 tampered · 12 truncated · 13 unreadable.
 """
 
 import getpass
@@ -17,27 +18,29 @@ import typer
 import uvloop
 from rich.console import Console
 
+from ledger.bundle import BundleError
 from ledger.epochs import StateDir
 from ledger.errors import PoisonedError, StartRefusedError, UnreadableRecordError
 from ledger.events import Decision
 from ledger.ids import CallId, Key
+from ledger.queries import RESTORE
 from ledger.recovery import Acceptance
 from ledger.stages import Stage
 from proxy import demo as demonstration
+from proxy import evidence as evidences
 from proxy import inspection, tables, wiring
 from proxy.control import OwnerSilentError
-from proxy.demo_phases import EvidenceError
 from proxy.inspection import NotFoundError
 from proxy.reconcile.operator import DecisionRefusedError, Ruling
 from proxy.settings import SettingsError, command_options, load, upstream_overrides
 
 T = TypeVar("T")
 
-EXIT_DEMO, EXIT_USAGE, EXIT_PORT, EXIT_DECISION, EXIT_POISONED = 1, 2, 3, 6, 70
+EXIT_DEMO, EXIT_USAGE, EXIT_PORT, EXIT_DECISION, EXIT_UNREADABLE, EXIT_POISONED = 1, 2, 3, 6, 13, 70
 
 # Which errors are sentences, their exit code, and what to add where the error is a library's.
 _EXITS: Final[tuple[tuple[tuple[type[Exception], ...], int, str], ...]] = (
-    ((SettingsError, NotFoundError, EvidenceError), EXIT_USAGE, ""),
+    ((SettingsError, NotFoundError, BundleError), EXIT_USAGE, ""),
     ((wiring.PortTakenError,), EXIT_PORT, ""),
     ((PoisonedError,), EXIT_POISONED, ""),
     ((StartRefusedError,), StartRefusedError.exit_code, ""),
@@ -66,6 +69,13 @@ StateDirOption = Annotated[
 ]
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="A TOML file; see config/example.toml.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="For programs: one JSON document on stdout.")]
+ProviderReceiptsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--provider-receipts",
+        help="What the provider wrote down itself: one JSON object a request with method, path, body_blake3, complete.",
+    ),
+]
 ReasonOption = Annotated[str, typer.Option("--reason", help="Goes on record, word for word.")]
 
 
@@ -172,6 +182,48 @@ def doctor(config: ConfigOption = None, state_dir: StateDirOption = None, as_jso
     findings = _run(inspection.doctor(settings, wiring.state_dir_of(settings)))
     _show([finding.row() for finding in findings], tables.findings, as_json=as_json)
     raise typer.Exit(0 if all(finding.ok for finding in findings) else StartRefusedError.exit_code)
+
+
+@app.command()
+def export(
+    directory: Annotated[Path, typer.Argument(help="A new directory; it will hold every body in the plain.")],
+    provider_receipts: ProviderReceiptsOption = None,
+    inspections: Annotated[
+        Path | None, typer.Option(help="Lines of earlier inspections, to be checked against what the ledger says now.")
+    ] = None,
+    state_dir: StateDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write everything as plain files, for an auditor: python -m ledger.verifier DIRECTORY."""
+    with tables.bodies_progress(errors) as progress:
+        made = _run(evidences.export(_state_dir(state_dir), directory, progress, provider_receipts, inspections))
+    head = evidences.as_row(made.head)
+    document = {"directory": str(made.directory), "head": head, "bodies": made.bodies, "unreadable": made.unreadable}
+    _show(document, tables.exported, as_json=as_json)
+
+
+@app.command()
+def verify(
+    provider_receipts: ProviderReceiptsOption = None,
+    work_dir: Annotated[
+        Path | None,
+        typer.Option(help="Where the bundle may stand while it is checked. Default: the system's folder for such."),
+    ] = None,
+    state_dir: StateDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Have the independent verifier check the state dir, beside a living proxy or without one."""
+    paths = _state_dir(state_dir)
+    try:
+        with tables.bodies_progress(errors) as progress:
+            report = _run(evidences.verify(paths, work_dir, progress, provider_receipts))
+    except (UnreadableRecordError, sqlite3.DatabaseError) as error:
+        _fail(f"UNREADABLE. {error}. {RESTORE}", EXIT_UNREADABLE)
+    from ledger import verifier  # noqa: PLC0415
+
+    text = verifier.as_json(report) if as_json else verifier.render(report)
+    sys.stdout.write(text + "\n")
+    raise typer.Exit(report.exit_code)
 
 
 @app.command()

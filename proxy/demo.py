@@ -78,9 +78,9 @@ def after_observation(case: Case) -> Facts:
 def before_start_is_durable(case: Case) -> Facts:
     """The disk stalls in the commit of attempt.started. Nothing may reach the provider, however long it takes."""
     proxy = case.start_proxy("before-commit=sleep(600)@2")
-    recorded = case.events()
+    recorded = case.head()
     ask_aside(proxy.port, chat("synthetic"), None)
-    wait_until("the manifest", lambda: case.events() > recorded)
+    wait_until("the manifest", lambda: case.head() != recorded)
     time.sleep(GRACE_S)
     return {"ended_by": proxy.end(signal.SIGKILL)}
 
@@ -118,6 +118,7 @@ USUAL: Final[Facts] = {
     "unrecorded_receipts": 0,  # effects at the provider without a started attempt in the ledger
     "receipts_match_manifest": True,  # every body that reached the provider is the one that was recorded
     "usage_known": True,
+    "verdict": "OK",  # the independent verifier's, on a bundle of everything the case left
 }
 
 CASES: Final = (
@@ -183,6 +184,7 @@ NAIVE_EXPECTED: Final[Facts] = {
     "unrecorded_receipts": 1,
     "identical_bodies": True,
     "same_key": True,
+    "verdict": "CONTRADICTION",
 }
 CLOSING: Final = (
     "What never left was sent once, what may have been served was not sent again, what was answered was not asked again;"
@@ -273,22 +275,23 @@ def _play(spec: Spec, directory: Path) -> Outcome:
     def measure(case: Case) -> Facts:
         case.start_provider()
         facts = spec.interrupt(case)
-        killed = case.inspect("after-the-kill")
+        killed = case.inspect()
         if spec.interrupt is while_provider_holds:
             case.copy_to(directory.parent / "naive")
         proxy = case.start_proxy()
-        restarted = case.inspect("after-the-restart")
-        answer = ask(proxy.port, spec.body, spec.key)
+        restarted = case.inspect()
+        answer = case.ask_again(spec.body, spec.key)
         proxy.end(signal.SIGTERM)
-        answered = case.inspect("after-the-answer")
-        return {**facts, **_facts((killed, restarted, answered)), "answer": answer.text if answer else "none"}
+        told = {"answer": answer.text if answer else "none"}
+        answered = case.inspect()
+        return {**facts, **_facts((killed, restarted, answered)), **told, "verdict": case.verdict()}
 
     return _outcome(spec.name, spec.expected, directory, measure)
 
 
 def _facts(inspections: tuple[Inspection, Inspection, Inspection]) -> Facts:
     killed, restarted, answered = inspections
-    manifests = {call["body_blake3"] for call in answered.document["calls"]}
+    manifests = {call["body_blake3"] for call in answered.calls}
     return {
         "after_kill": killed.standing,
         "after_restart": restarted.standing,
@@ -306,9 +309,9 @@ def _naive_restart(directory: Path) -> Outcome:
 
     def measure(case: Case) -> Facts:
         provider = case.start_provider()
-        before = case.inspect("of-the-copy")
+        before = case.inspect()
         status = run_phase("naive", str(case.state_dir), before.newest["call_id"], str(provider.port)).strip()
-        after = case.inspect("after-the-restart")
+        after = case.inspect()
         return {
             "after_kill": before.standing,
             "answer": f"{status} from the provider",
@@ -317,6 +320,7 @@ def _naive_restart(directory: Path) -> Outcome:
             "unrecorded_receipts": after.unrecorded_receipts,
             "identical_bodies": len({receipt["body_blake3"] for receipt in after.receipts}) == 1,
             "same_key": len({receipt["idempotency_key"] for receipt in after.receipts}) == 1,
+            "verdict": case.verdict(),
         }
 
     return _outcome(NAIVE, NAIVE_EXPECTED, directory, measure)

@@ -25,10 +25,11 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import proxy
+from ledger.bundle import new_directory
 from ledger.epochs import StateDir
 from ledger.ids import CallId
 from ledger.reader import open_reader
-from proxy import inspection
+from proxy import evidence
 
 SOURCE: Final = Path(proxy.__path__[0]).parent
 WAIT_LIMIT_S: Final = 30  # for anything that takes milliseconds on a healthy machine
@@ -42,20 +43,17 @@ class PhaseError(Exception):
     """A phase did not come to its end; the sentence says which and why."""
 
 
-class EvidenceError(Exception):
-    """The directory for the evidence cannot be used. Exit code 2."""
-
-
 @dataclass(frozen=True, slots=True)
 class Inspection:
     """What a process of its own reads from a state dir, and the provider's receipts at that moment."""
 
-    document: dict[str, Any]
+    calls: list[dict[str, Any]]  # newest first
+    shows: list[dict[str, Any]]
     receipts: list[dict[str, Any]]
 
     @property
     def newest(self) -> dict[str, Any]:
-        return dict(self.document["calls"][0])
+        return self.calls[0]
 
     @property
     def standing(self) -> str:
@@ -66,13 +64,13 @@ class Inspection:
     @property
     def call_events(self) -> int:
         """Events about calls; those of the ledger itself come and go with every process."""
-        return sum(len(shown["events"]) for shown in self.document["shows"])
+        return sum(len(shown["events"]) for shown in self.shows)
 
     @property
     def unrecorded_receipts(self) -> int:
         """Effects at the provider for which the ledger holds no started attempt with these bytes."""
         effects = Counter(receipt["body_blake3"] for receipt in self.receipts)
-        for call in self.document["calls"]:
+        for call in self.calls:
             effects[call["body_blake3"]] -= call["attempts"]
         return sum((+effects).values())
 
@@ -120,7 +118,6 @@ class Case:
     directory: Path
     provider: Process | None = None
     proxy: Process | None = None
-    inspections: int = 0
     started: list[Process] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -154,17 +151,37 @@ class Case:
         lines = path.read_text().splitlines() if path.exists() else []
         return [receipt for line in lines if (receipt := json.loads(line))["complete"]]
 
-    def inspect(self, when: str) -> Inspection:
-        document = json.loads(run_phase("inspect", str(self.state_dir)))
-        seen = Inspection(document, self.receipts())
-        self.inspections += 1
-        path = self.directory / f"inspection-{self.inspections}-{when}.json"
-        path.write_text(json.dumps({"when": when, **document, "provider_receipts": seen.receipts}, indent=2))
-        return seen
+    def inspect(self) -> Inspection:
+        lines = [json.loads(line) for line in run_phase("inspect", str(self.state_dir)).splitlines()]
+        self._put_on_record(*lines)
+        said = {what: [line["document"] for line in lines if line["what"] == what] for what in ("calls", "show")}
+        return Inspection(said["calls"], said["show"], self.receipts())
 
-    def events(self) -> int:
-        """How many events the ledger holds now; read beside the living proxy."""
-        return int(asyncio.run(inspection.status(_paths(self.state_dir)))["events"])
+    def ask_again(self, body: bytes, key: str | None) -> "Answer | None":
+        """A refusal goes on record with the ledger's head before and after it: it may have changed nothing."""
+        assert self.proxy is not None
+        before = self.head()
+        answer = ask(self.proxy.port, body, key)
+        if answer is not None and (code := answer.refusal) is not None:
+            document = {"status": answer.status, "code": code}
+            self._put_on_record({"what": "refusal", "head": before, "head_after": self.head(), "document": document})
+        return answer
+
+    def _put_on_record(self, *lines: dict[str, Any]) -> None:
+        with (self.directory / "inspections.jsonl").open("a") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+
+    def head(self) -> dict[str, Any] | None:
+        """The ledger's newest event now; read beside the living proxy."""
+        return asyncio.run(evidence.head(_paths(self.state_dir)))
+
+    def verdict(self) -> str:
+        """Of the independent verifier, on a bundle of all that was recorded here."""
+        directory = self.directory / "bundle"
+        given = {"--state-dir": "state", "--provider-receipts": "provider.jsonl", "--inspections": "inspections.jsonl"}
+        options = [word for name, path in given.items() for word in (name, str(self.directory / path))]
+        run("-m", "proxy", "export", str(directory), *options)
+        return str(json.loads(run("-m", "ledger.verifier", str(directory), "--json", fails=True))["verdict"])
 
     def copy_to(self, directory: Path) -> "Case":
         """The state dir without its socket, and the provider's receipts. Only while nothing owns the state dir."""
@@ -188,10 +205,15 @@ class Answer:
     is_whole: bool
 
     @property
+    def refusal(self) -> str | None:
+        """Its code, where the proxy itself answered."""
+        disposition = self.headers.get("sendonce-disposition", "")
+        return str(json.loads(self.body).get("code")) if disposition == "refused" and self.is_whole else None
+
+    @property
     def text(self) -> str:
         """`200 resumed`, `400 drift`: the status, and the refusal's code or how it came about."""
-        disposition = self.headers.get("sendonce-disposition", "")
-        told = json.loads(self.body).get("code") if disposition == "refused" else disposition
+        told = self.refusal or self.headers.get("sendonce-disposition", "")
         return f"{self.status} {told}" if self.is_whole else f"{self.status} without its end"
 
 
@@ -242,9 +264,13 @@ def wait_until(what: str, holds: Callable[[], bool]) -> None:
 
 
 def run_phase(*arguments: str) -> str:
-    """`python -m proxy.demo_phases ARGUMENTS` to its end; its stdout."""
+    return run("-m", "proxy.demo_phases", *arguments)
+
+
+def run(*arguments: str, fails: bool = False) -> str:
+    """`python ARGUMENTS` to its end; its stdout. `fails`: its exit code tells what its stdout tells too."""
     done = subprocess.run(
-        [sys.executable, "-m", "proxy.demo_phases", *arguments],
+        [sys.executable, *arguments],
         cwd=SOURCE,
         env=_environment(),
         capture_output=True,
@@ -252,8 +278,8 @@ def run_phase(*arguments: str) -> str:
         timeout=WAIT_LIMIT_S,
         check=False,
     )
-    if done.returncode:
-        raise PhaseError(f"the phase {arguments[0]} failed: {done.stderr[-300:]}")
+    if done.returncode and not fails:
+        raise PhaseError(f"{' '.join(arguments[:3])} failed: {done.stderr[-300:]}")
     return done.stdout
 
 
@@ -265,14 +291,10 @@ def _environment(failpoints: str = "") -> dict[str, str]:
 
 
 @contextmanager
-def evidence_directory(evidence: Path | None) -> Iterator[Path]:
-    """`evidence` itself, kept; without it a temporary directory that is removed. Raises EvidenceError."""
-    if evidence is not None:
-        root = evidence.absolute()
-        root.mkdir(parents=True, exist_ok=True)
-        if any(root.iterdir()):
-            raise EvidenceError(f"{root} is not empty. Name a new directory with --evidence.")
-        yield root
+def evidence_directory(directory: Path | None) -> Iterator[Path]:
+    """`directory` itself, kept; without it a temporary directory that is removed. Raises BundleError."""
+    if directory is not None:
+        yield new_directory(directory)
         return
     root = Path(tempfile.mkdtemp(prefix="sendonce-demo-"))
     try:
@@ -301,15 +323,6 @@ def _paths(state_dir: Path) -> StateDir:
     return StateDir(state_dir, state_dir / "receipts")
 
 
-async def _inspect(state_dir: Path) -> dict[str, Any]:
-    """What `status`, `calls` and `show` say, and the head they were read at."""
-    paths = _paths(state_dir)
-    status = await inspection.status(paths)
-    rows = (await inspection.calls(paths, 1000, None)).rows
-    shows = [await inspection.show(paths, CallId(row["call_id"])) for row in rows]
-    return {"head": status["head"], "events": status["events"], "calls": rows, "shows": shows}
-
-
 async def _naive(state_dir: Path, call: CallId, port: int) -> int:
     """What restart loops do: the recorded request, its very bytes and key, straight to the provider. The status."""
     async with open_reader(_paths(state_dir).ledger) as reader:
@@ -327,7 +340,8 @@ async def _naive(state_dir: Path, call: CallId, port: int) -> int:
 def main() -> None:
     match sys.argv[1:]:
         case ["inspect", state_dir]:
-            print(json.dumps(asyncio.run(_inspect(Path(state_dir)))))
+            for line in asyncio.run(evidence.inspections(_paths(Path(state_dir)))):
+                print(json.dumps(line))
         case ["naive", state_dir, call, port]:
             print(asyncio.run(_naive(Path(state_dir), CallId(call), int(port))))
         case other:

@@ -68,7 +68,7 @@ async def alive_calls(state_dir: StateDir) -> dict[str, Any] | None:
     return answer
 
 
-def _alive(owner: dict[str, Any] | None, call: CallId) -> bool | None:
+def alive_in(owner: dict[str, Any] | None, call: CallId) -> bool | None:
     return None if owner is None else call in owner["alive"]
 
 
@@ -77,7 +77,7 @@ async def calls(state_dir: StateDir, limit: int, key: Key | None) -> Calls:
     async with open_reader(state_dir.ledger) as reader:
         states = await reader.newest(limit, key)
         total, _ = await reader.counts(key)
-    return Calls([call_row(state, _alive(owner, state.call)) for state in states], total)
+    return Calls([call_row(state, alive_in(owner, state.call)) for state in states], total)
 
 
 async def show(state_dir: StateDir, call: CallId) -> dict[str, Any]:
@@ -86,7 +86,7 @@ async def show(state_dir: StateDir, call: CallId) -> dict[str, Any]:
         state = await reader.call(call)
         if state is None:
             raise NotFoundError(f"There is no call {call} in {state_dir.root}. `sendonce calls` lists them.")
-        detail = call_detail(state, _alive(owner, call), await reader.events(call))
+        detail = call_detail(state, alive_in(owner, call), await reader.events(call))
     return {**detail, "state_dir": str(state_dir.root)}
 
 
@@ -251,9 +251,10 @@ async def _ledger(state_dir: StateDir) -> Finding:
                     says=f"SQLite finds damage: {integrity}. Restore a backup, then sendonce recover.",
                 )
             chain, count = NO_CHAIN, 0
-            async for record, link in records:
+            async for record, link, call in records:
                 chain, count = chained(chain, record.encode()), count + 1
-                if chain != link or decode(record, Digest(link)).seq != count:
+                recorded = decode(record, Digest(link))
+                if (chain, recorded.seq, recorded.call) != (link, count, call):
                     return Finding(
                         "ledger",
                         ok=False,
@@ -269,7 +270,7 @@ async def _bodies(state_dir: StateDir) -> Finding:
     try:
         async with open_reader(state_dir.ledger) as reader:
             digests = await reader.bodies()
-            for digest in digests:
+            for digest, _ in digests:
                 async with aclosing(reader.body(digest)) as pieces:
                     async for _ in pieces:
                         pass

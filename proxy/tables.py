@@ -1,10 +1,14 @@
 """What people see: rich tables of the rows that `--json` gives whole."""
 
+import shlex
 import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -48,6 +52,22 @@ def calls(console: Console, rows: list[dict[str, Any]]) -> None:
         cells = (Text(str(row[field] or "")[:40]) for _, field in columns)  # a model's name may look like markup
         table.add_row(*cells, style=style)
     console.print(table if rows else "No calls.")
+
+
+@contextmanager
+def bodies_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
+    """A bar while bodies are written out; nothing where stderr is no terminal."""
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("bodies", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def exported(console: Console, document: dict[str, Any]) -> None:
+    events = document["head"]["seq"] if document["head"] else 0
+    console.print(f"{document['directory']}: {events} events, {document['bodies']} bodies, in the plain.", markup=False)
+    for digest, sentence in document["unreadable"].items():
+        console.print(f"left out: {digest}: {sentence}", style="red", markup=False)
+    console.print(f"Check it with: python -m ledger.verifier {shlex.quote(document['directory'])}", markup=False)
 
 
 def status(console: Console, document: dict[str, Any]) -> None:

@@ -2,23 +2,22 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.harness.processes import ROOT
+from tests.mutants.run import PATCHES, copy_of_the_tree
 
-MUTANTS = ROOT / "tests" / "mutants"
-SOURCES = ("proxy", "ledger", "synthetic_provider", "config")
 DEMO_LIMIT_S = 100
 
 # mutant -> the case that must fail, and the provider's receipts in it: the effects that the broken promise cost
 CAUGHT_BY = {
-    "send-before-record": ("nothing sent before it is recorded", "case-5", 2),
+    "send-before-commit": ("nothing sent before it is recorded", "case-5", 2),
     "release-before-observed": ("no end before it is recorded", "case-6", 1),
     "retry-on-unknown": ("refused for an unknown effect", "case-3", 2),
 }
@@ -55,23 +54,17 @@ def test_real_source_demo_holds_and_keeps_evidence(tmp_path: Path) -> None:
     assert written == {case["case"]: case["expected"] for case in told["cases"]}
     oldest = min(path.stat().st_mtime_ns for path in evidence.glob("*/*.stderr"))
     assert (evidence / "expectations.json").stat().st_mtime_ns <= oldest
-    heads = [json.loads(path.read_text())["head"] for path in evidence.glob("*/inspection-*.json")]
-    assert len(heads) == 6 * 3 + 2
-    assert all(head["seq"] > 0 for head in heads)
+    said = [json.loads(line) for path in evidence.glob("*/inspections.jsonl") for line in path.read_text().splitlines()]
+    assert Counter(line["what"] for line in said) == {"calls": 26, "show": 26, "refusal": 2}
+    assert all(line["head"]["seq"] > 0 for line in said)
 
 
 @pytest.mark.parametrize("mutant", CAUGHT_BY)
 def test_mutant_source_demo_fails_in_the_case_that_shows_it(mutant: str, tmp_path: Path) -> None:
     """The broken promise is named, the exit is non-zero, and the provider's own file counts what it cost."""
-    copy, evidence = tmp_path / "source", tmp_path / "e"
-    for name in SOURCES:
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    patch = MUTANTS / f"{mutant}.patch"
-    applied = subprocess.run(["git", "apply", str(patch)], cwd=copy, capture_output=True, text=True, check=False)
-    assert applied.returncode == 0, f"{patch.name} no longer applies, so it proves nothing. Renew it: {applied.stderr}"
-
-    code, told = demo(copy, evidence)
-
+    evidence = tmp_path / "e"
+    with copy_of_the_tree(PATCHES / f"{mutant}.patch") as copy:
+        code, told = demo(copy, evidence)
     case, directory, receipts = CAUGHT_BY[mutant]
     failed = {row["case"] for row in told["cases"] if not row["holds"]}
     assert (code, case in failed) == (1, True), told

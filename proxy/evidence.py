@@ -1,0 +1,107 @@
+"""What somebody who does not trust us is given: inspections on record, the bundle, and the independent verifier's verdict."""
+
+import shutil
+import tempfile
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from ledger import bundle
+from ledger.bundle import BundleError, Exported, Given
+from ledger.epochs import StateDir
+from ledger.ids import Head
+from ledger.reader import Reader, open_reader
+from proxy import clock
+from proxy.inspection import alive_calls, alive_in
+from proxy.views import call_detail, call_row
+
+ROOM_FACTOR: Final = 2  # of the plain bodies: events, receipts and inspections take less than they do, nearly always
+Progress = Callable[[int, int], None]
+
+
+async def recorded(
+    reader: Reader, beside: Reader, owner: dict[str, Any] | None
+) -> AsyncGenerator[dict[str, Any], None]:
+    """What `calls` and `show` say of every call, as lines of a bundle's inspections. `reader` is in a snapshot.
+
+    `beside` is not: it sees the ledger's newest event right after, so that a reading which wrote would give itself away.
+    """
+    head = as_row(await reader.head())
+    known = await reader.all_calls()
+
+    async def line(what: str, document: dict[str, Any], **more: int) -> dict[str, Any]:
+        after = None if owner else as_row(await beside.head())
+        return {"what": what, "head": head, "head_after": after, **more, "document": document}
+
+    for call in known:
+        state = await reader.call(call)
+        assert state is not None
+        yield await line("calls", call_row(state, alive_in(owner, call)), of=len(known))
+    for call in known:
+        state = await reader.call(call)
+        assert state is not None
+        yield await line("show", call_detail(state, alive_in(owner, call), await reader.events(call)))
+
+
+async def inspections(state_dir: StateDir) -> list[dict[str, Any]]:
+    """All of it at this moment."""
+    owner = await alive_calls(state_dir)
+    async with open_reader(state_dir.ledger) as reader, open_reader(state_dir.ledger) as beside, reader.snapshot():
+        return [line async for line in recorded(reader, beside, owner)]
+
+
+async def head(state_dir: StateDir) -> dict[str, Any] | None:
+    async with open_reader(state_dir.ledger) as reader:
+        return as_row(await reader.head())
+
+
+def as_row(head: Head | None) -> dict[str, Any] | None:
+    return {"seq": head.seq, "chain": head.chain} if head else None
+
+
+async def export(
+    state_dir: StateDir,
+    directory: Path,
+    progress: Progress,
+    provider_receipts: Path | None = None,
+    earlier_inspections: Path | None = None,
+) -> Exported:
+    """Beside a living proxy or without one; appends nothing. Raises BundleError and what an unreadable ledger raises."""
+    owner = await alive_calls(state_dir)
+    async with open_reader(state_dir.ledger) as reader, open_reader(state_dir.ledger) as beside:
+        given = Given(
+            clock.now_ms(), owner is not None, recorded(reader, beside, owner), provider_receipts, earlier_inspections
+        )
+        return await bundle.export(reader, state_dir.receipts, bundle.new_directory(directory), given, progress)
+
+
+async def verify(
+    state_dir: StateDir, work_dir: Path | None, progress: Progress, provider_receipts: Path | None = None
+) -> Any:
+    """Exports into a directory of its own, has the verifier read that, and removes it."""
+    async with open_reader(state_dir.ledger) as reader:
+        needed = ROOM_FACTOR * await reader.bodies_bytes()
+    with _room(work_dir, needed) as directory:
+        await export(state_dir, directory, progress, provider_receipts)
+        from ledger import verifier  # noqa: PLC0415
+
+        return verifier.verify(directory)
+
+
+@contextmanager
+def _room(work_dir: Path | None, needed_bytes: int) -> Iterator[Path]:
+    parent = work_dir or Path(tempfile.gettempdir())
+    try:
+        free = shutil.disk_usage(parent).free
+    except OSError as error:
+        raise BundleError(
+            f"{parent} cannot be used ({error.strerror}). Name another directory with --work-dir."
+        ) from error
+    if free < needed_bytes:
+        raise BundleError(
+            f"The plain bodies take about {needed_bytes // 2**20} MiB while they are checked, and {parent} has "
+            f"{free // 2**20} MiB free. Name a directory with more room with --work-dir."
+        )
+    with tempfile.TemporaryDirectory(prefix="sendonce-verify-", dir=parent) as directory:
+        yield Path(directory)

@@ -1,0 +1,154 @@
+"""`make mutants`: each broken promise, applied as a patch to a copy of the tree, and the checks that must notice it.
+
+A check that cannot fail proves nothing. First every check has to pass on the unmodified copy; then each mutant has to fail
+all the checks that its row names. Exit code 1 if a mutant survives one of them, or a patch no longer applies.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PATCHES: Final = ROOT / "tests" / "mutants"
+COPIED: Final = ("proxy", "ledger", "synthetic_provider", "config", "tests", "pyproject.toml", "docs")
+CHECK_LIMIT_S: Final = 300  # the slowest check takes a fifth of it
+_PYTEST: Final = (
+    "-m",
+    "pytest",
+    "-q",
+    "-x",
+    "-o",
+    "addopts=--import-mode=importlib",
+    "-p",
+    "no:cacheprovider",
+    "-m",
+    "not slow",
+)
+
+# name -> what is run in the copy; it notices a mutant by a non-zero exit
+CHECKS: Final = {
+    "crash states": ("-m", "tests.harness.crash_states", "--requests", "8", "--seed", "1"),
+    "crash states, streams": ("-m", "tests.harness.crash_states", "--requests", "8", "--seed", "1", "--stream"),
+    "demo": ("-m", "proxy", "demo", "--json"),
+    "state machine": (*_PYTEST, "tests/crash/test_state_machine.py"),
+    "failed writes": (*_PYTEST, "tests/crash/test_poison.py"),
+    "cut answers": (*_PYTEST, "tests/crash/test_provider_dies.py"),
+    "store": (*_PYTEST, "tests/contract/test_store.py"),
+    "admission table": (*_PYTEST, "tests/unit/test_admission.py"),
+}
+
+# patch -> the checks that must notice it
+CAUGHT_BY: Final[dict[str, tuple[str, ...]]] = {
+    "send-before-commit": ("crash states", "crash states, streams", "demo"),
+    "no-receipt-sync": ("crash states",),
+    "receipt-before-commit": ("crash states",),
+    "no-directory-sync": ("crash states",),
+    "release-before-observed": ("crash states", "crash states, streams", "demo"),
+    "synchronous-normal": ("crash states", "crash states, streams"),
+    "retry-on-unknown": ("demo", "state machine"),
+    "replay-across-callers": ("admission table",),
+    "clean-end-on-a-cut": ("cut answers",),
+    "swallowed-failed-commit": ("failed writes",),
+    "claim-outside-the-transaction": ("store",),
+    "started-unconditional": ("store",),
+}
+
+
+class PatchError(Exception):
+    """The patch does not apply any more, so it proves nothing. Renew it."""
+
+
+@contextmanager
+def copy_of_the_tree(patch: Path | None) -> Iterator[Path]:
+    """A directory with the sources and the tests, the patch applied. Raises PatchError."""
+    with tempfile.TemporaryDirectory(prefix="sendonce-mutant-") as directory:
+        copy = Path(directory)
+        for name in COPIED:
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(source, copy)
+        if patch is not None:
+            applied = subprocess.run(
+                ["git", "apply", str(patch)], cwd=copy, capture_output=True, text=True, check=False
+            )
+            if applied.returncode:
+                raise PatchError(f"{patch.name} no longer applies, so it proves nothing. Renew it: {applied.stderr}")
+        yield copy
+
+
+def run_check(name: str, copy: Path) -> tuple[bool, str]:
+    """Did it pass, and the last of what it said. Its children run the copy too."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("SENDONCE_")}
+    try:
+        done = subprocess.run(
+            [sys.executable, *CHECKS[name]],
+            cwd=copy,
+            env={**environment, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+            timeout=CHECK_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return False, f"it did not end within {CHECK_LIMIT_S} s"
+    return done.returncode == 0, (done.stdout + done.stderr)[-2000:]
+
+
+def survivors(mutant: str) -> list[str]:
+    """The checks of its row that do not notice it, empty if all do. Prints each check and how long it took."""
+    missed = []
+    with copy_of_the_tree(PATCHES / f"{mutant}.patch") as copy:
+        for check in CAUGHT_BY[mutant]:
+            began = time.monotonic()
+            passed, _ = run_check(check, copy)
+            missed += [check] if passed else []
+            print(
+                f"{mutant:32} {'SURVIVES' if passed else 'caught by':10} {check:24} {time.monotonic() - began:6.1f} s",
+                flush=True,
+            )
+    return missed
+
+
+def sound_checks(names: list[str]) -> list[str]:
+    """Those that fail on the unmodified tree: nothing they say of a mutant counts."""
+    unsound = []
+    with copy_of_the_tree(None) as copy:
+        for name in names:
+            passed, said = run_check(name, copy)
+            print(f"{'(unmodified)':32} {'passes' if passed else 'FAILS':10} {name}", flush=True)
+            if not passed:
+                unsound.append(name)
+                print(said, file=sys.stderr)
+    return unsound
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("mutants", nargs="*", choices=[*CAUGHT_BY, []], help="default: all of them")
+    chosen = parser.parse_args().mutants or list(CAUGHT_BY)
+    names = list(dict.fromkeys(check for mutant in chosen for check in CAUGHT_BY[mutant]))
+    if unsound := sound_checks(names):
+        print(f"These checks fail on the unmodified tree: {', '.join(unsound)}.", file=sys.stderr)
+        return 1
+    missed = {mutant: missing for mutant in chosen if (missing := survivors(mutant))}
+    caught = {mutant: list(CAUGHT_BY[mutant]) for mutant in chosen if mutant not in missed}
+    if (figures := os.environ.get("SENDONCE_FIGURES")) is not None:
+        with Path(figures).open("a") as file:
+            file.write(json.dumps({"what": "mutants", "caught": caught, "survive": missed}) + "\n")
+    print(f"{len(chosen) - len(missed)} of {len(chosen)} mutants are caught by every check named for them.")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
