@@ -7,6 +7,7 @@ opens last, so a start that dies midway is simply repeated. Work is bounded by t
 import os
 import shlex
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -72,9 +73,25 @@ class Recovered:
 def open_epoch(
     state_dir: StateDir, fresh: Fresh, config_digest: str, judge: Judge, acceptance: Acceptance | None = None
 ) -> Recovered:
-    """Under the lock. Raises StartRefusedError, having at most cut a torn last line off the receipt log."""
-    secret = secret_check(state_dir.secret())
-    store = Store.open(state_dir.ledger, fresh.ledger_id)
+    """Under the lock. Raises StartRefusedError, having at most mended the torn end of the receipt log."""
+    secret = secret_check(state_dir.secret())  # created before the ledger is, never beside one
+    with ExitStack() as opened:
+        store = opened.enter_context(closing(Store.open(state_dir.ledger, fresh.ledger_id)))
+        recovered = _recover(store, opened, state_dir, secret, fresh, config_digest, judge, acceptance)
+        opened.pop_all()  # from here on they are the new epoch's
+        return recovered
+
+
+def _recover(
+    store: Store,
+    opened: ExitStack,
+    state_dir: StateDir,
+    secret: str,
+    fresh: Fresh,
+    config_digest: str,
+    judge: Judge,
+    acceptance: Acceptance | None,
+) -> Recovered:
     last, identity = store.last_epoch(), file_identity(state_dir.ledger)
     if last is not None and last.secret_check != secret:
         raise StateDirError(
@@ -84,7 +101,7 @@ def open_epoch(
     left = store.in_flight(last.epoch) if last else ()
     if last is not None and acceptance is None and not segments(state_dir.receipts):
         raise WitnessesDisagreeError(_disagreement(state_dir.root, [], unbroken=False))
-    receipts = ReceiptLog(state_dir.receipts, store.meta("ledger_id"), fresh.lineage)
+    receipts = opened.enter_context(closing(ReceiptLog(state_dir.receipts, store.meta("ledger_id"), fresh.lineage)))
     compared = _compare(store, state_dir.receipts, last, receipts.position, {state.call for state in left})
     sent, missing = compared.sent, compared.missing
     unbroken = compared.unbroken and not any(_was_answered(state) and not _was_sent(state, sent) for state in left)
@@ -102,19 +119,25 @@ def open_epoch(
     for state in proven:
         _record_not_sent(store, state, fresh.now_ms)
     passed("recovery-before-epoch")
-    opened = _opened(store, last, secret, config_digest, receipts.position, acceptance, identity)
+    opening = _opened(store, last, secret, config_digest, receipts.position, acceptance, identity)
     closed = (
         [Entry(None, None, EpochClosed(last.epoch, "successor"))] if last and not store.is_closed(last.epoch) else []
     )
     witnessed = [_witness(line.row) for line in missing]
-    _commit(store, Append((*closed, Entry(None, None, opened), *witnessed)), fresh.now_ms)
+    _commit(store, Append((*closed, Entry(None, None, opening), *witnessed)), fresh.now_ms)
     passed("recovery-after-epoch")
     # Observed now, or of no use: nothing more stands in them than in the ledger.
     for name in spool.names(state_dir.spool):
         spool.remove(state_dir.spool, name)
     calls = tuple(entry.call for entry in witnessed if entry.call)
     return Recovered(
-        opened.epoch, store, receipts, calls, tuple(salvaged), tuple(state.call for state in proven), store.unfinished()
+        opening.epoch,
+        store,
+        receipts,
+        calls,
+        tuple(salvaged),
+        tuple(state.call for state in proven),
+        store.unfinished(),
     )
 
 

@@ -38,6 +38,21 @@ PRAGMAS: Final = (
 )
 
 
+def _prepare(db: sqlite3.Connection, new_ledger_id: str, path: Path) -> None:
+    try:  # before the pragmas: journal_mode would change another program's file
+        queries.create_or_check(db, new_ledger_id, str(path))
+    except sqlite3.DatabaseError as error:
+        raise StateDirError(
+            f"{path} cannot be read as a ledger ({error}). Stop what holds it, or restore it."
+        ) from error
+    for name, wanted in PRAGMAS:
+        got = db.execute(f"PRAGMA {name}={wanted}").fetchone() or db.execute(f"PRAGMA {name}").fetchone()
+        if got[0] != wanted:
+            raise StateDirError(
+                f"SQLite answers {got[0]!r} to PRAGMA {name}={wanted!r}: {path} cannot be written durably."
+            )
+
+
 class Store:
     """Not thread-safe: opened by one thread, then handed to the writer's."""
 
@@ -54,19 +69,12 @@ class Store:
         if not path.exists():
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        try:  # before the pragmas: journal_mode would change another program's file
-            queries.create_or_check(db, new_ledger_id, str(path))
-        except sqlite3.DatabaseError as error:
-            raise StateDirError(
-                f"{path} cannot be read as a ledger ({error}). Stop what holds it, or restore it."
-            ) from error
-        for name, wanted in PRAGMAS:
-            got = db.execute(f"PRAGMA {name}={wanted}").fetchone() or db.execute(f"PRAGMA {name}").fetchone()
-            if got[0] != wanted:
-                raise StateDirError(
-                    f"SQLite answers {got[0]!r} to PRAGMA {name}={wanted!r}: {path} cannot be written durably."
-                )
-        return cls(db)
+        try:
+            _prepare(db, new_ledger_id, path)
+            return cls(db)
+        except BaseException:
+            db.close()
+            raise
 
     # --- transactions: the writer's --------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ import typer
 import uvloop
 from rich.console import Console
 
+from ledger import verifier
 from ledger.bundle import BundleError
 from ledger.epochs import StateDir
 from ledger.errors import PoisonedError, StartRefusedError, UnreadableRecordError
@@ -219,8 +220,6 @@ def verify(
             report = _run(evidences.verify(paths, work_dir, progress, provider_receipts))
     except (UnreadableRecordError, sqlite3.DatabaseError) as error:
         _fail(f"UNREADABLE. {error}. {RESTORE}", EXIT_UNREADABLE)
-    from ledger import verifier  # noqa: PLC0415
-
     text = verifier.as_json(report) if as_json else verifier.render(report)
     sys.stdout.write(text + "\n")
     raise typer.Exit(report.exit_code)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from ledger import bundle
+from ledger import bundle, verifier
 from ledger.bundle import BundleError, Exported, Given
 from ledger.epochs import StateDir
 from ledger.ids import Head
@@ -78,14 +78,12 @@ async def export(
 
 async def verify(
     state_dir: StateDir, work_dir: Path | None, progress: Progress, provider_receipts: Path | None = None
-) -> Any:
+) -> verifier.Report:
     """Exports into a directory of its own, has the verifier read that, and removes it."""
     async with open_reader(state_dir.ledger) as reader:
         needed = ROOM_FACTOR * await reader.bodies_bytes()
     with _room(work_dir, needed) as directory:
         await export(state_dir, directory, progress, provider_receipts)
-        from ledger import verifier  # noqa: PLC0415
-
         return verifier.verify(directory)
 
 

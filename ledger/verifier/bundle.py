@@ -59,7 +59,12 @@ def head_of(value: object, where: str) -> tuple[int, str] | None:
     """`{seq, chain}` or null; anything else is unreadable."""
     if value is None:
         return None
-    if isinstance(value, dict) and value.keys() == {"seq", "chain"} and is_count(value["seq"]) and is_digest(value["chain"]):
+    if (
+        isinstance(value, dict)
+        and value.keys() == {"seq", "chain"}
+        and is_count(value["seq"])
+        and is_digest(value["chain"])
+    ):
         return value["seq"], value["chain"]
     raise Unreadable(f"{where} is neither null nor an object with a seq and a chain.")
 
@@ -200,5 +205,8 @@ def files_are_as_listed(bundle: Bundle) -> Iterator[tuple[str, list[str]]]:
 
 
 INVENTORY = Sweep(
-    "files_are_as_listed", "every file has its listed size and digest, and none stands beside them", "files", files_are_as_listed
+    "files_are_as_listed",
+    "every file has its listed size and digest, and none stands beside them",
+    "files",
+    files_are_as_listed,
 )

@@ -72,7 +72,8 @@ UNFINISHED = {"response", "interpreted", "retry_decided", "attempt_completed"}
 class Attempt:
     epoch: int | None = None  # null: witnessed
     started_seq: int = 0  # 0: not started here
-    witness: Mapping[str, Any] | None = None
+    witness: Mapping[str, Any] | None = None  # data of its attempt.witnessed
+    witness_seq: int = 0
     acknowledged_seq: int = 0
     acknowledged_status: int | None = None
     observed_seq: int = 0  # of the newest observation that is not late
@@ -80,8 +81,6 @@ class Attempt:
     source: str | None = None
     status: int | None = None
     response: str | None = None  # digest
-    kept: bool = False
-    erased: bool = False  # its response's bytes
     seen: bool = False  # any observation, late ones too
     framing: str | None = None
     interpretations: int = 0
@@ -115,8 +114,7 @@ class Call:
     resumed: bool = False
     asks: dict[str, str] | None = None  # what call.resumed compares: of the manifest, by word
     request: str | None = None  # digest
-    request_kept: bool = False
-    request_erased: bool = False
+    kept: dict[tuple[str, str], int] = field(default_factory=dict)  # (which, digest): times kept; 0 once erased
     client_request_id: str | None = None
     attempts: dict[int, Attempt] = field(default_factory=dict)
     newest: int = 0
@@ -193,13 +191,17 @@ class Call:
         if self.corrupt or self.identity is None:
             return judged  # what else a broken call is, FORMAT.md leaves open
         names = ("scope", "key", "key_source", "upstream", "occurrence", "generation")
-        return judged | {name: self.identity[name] for name in names} | {
-            "attempts": len(self.attempts),
-            "delivered": self.delivered,
-            "decision": self.decision,
-            "body_blake3": self.request,
-            "outcome": self.attempt.outcome if self.attempt else None,
-        }
+        return (
+            judged
+            | {name: self.identity[name] for name in names}
+            | {
+                "attempts": len(self.attempts),
+                "delivered": self.delivered,
+                "decision": self.decision,
+                "body_blake3": self.request,
+                "outcome": self.attempt.outcome if self.attempt else None,
+            }
+        )
 
     def attempt_rows(self) -> list[dict[str, Any]]:
         return [

@@ -70,8 +70,10 @@ def one_of(names: str) -> Shape:
 
 
 def fields(**shapes: Shape) -> Shape:
-    return lambda value: isinstance(value, dict) and value.keys() == shapes.keys() and all(
-        shape(value[name]) for name, shape in shapes.items()
+    return lambda value: (
+        isinstance(value, dict)
+        and value.keys() == shapes.keys()
+        and all(shape(value[name]) for name, shape in shapes.items())
     )
 
 
@@ -113,7 +115,7 @@ EVENTS: dict[str, dict[str, Shape]] = {
         "interpreter": anything, "outcome": text, "effect": one_of(EFFECTS), "finish_reason": maybe(text),
         "usage": anything, "provider_ids": anything, "model": maybe(text), "error": anything,
     },
-    "attempt.retry_decided": {"decision": one_of("stop"), "authority": maybe(AUTHORITY)},
+    "attempt.retry_decided": {"decision": one_of("stop"), "authority": text},
     "attempt.completed": {},
     "call.completed": {"outcome": text},
     "call.delivered": {"how": one_of("next_request fin acked no"), "disposition": maybe(text)},
@@ -144,7 +146,8 @@ INDEX_ROW: dict[str, Shape] = {
 }  # fmt: skip
 INSPECTION: dict[str, Shape] = {
     "what": one_of("calls show refusal"), "head": anything, "head_after": anything, "document": anything,
-}
+}  # fmt: skip
+LISTED: dict[str, Shape] = {**INSPECTION, "of": number}  # a row of a list of calls
 PROVIDER_READS: dict[str, Shape] = {
     "method": text, "path": text, "body_blake3": maybe(is_digest), "complete": flag,
     "idempotency_key": maybe(text), "client_request_id": maybe(text),

@@ -81,6 +81,7 @@ FINDINGS: dict[str, tuple[Verdict, str]] = {
     "inspection_from_future": (C, "the program said something that only later events could have told"),
     "inspection_differs": (C, "the program said something that the events at that time do not tell"),
     "inspection_head_differs": (C, "an inspection names a head with another link than the ledger's"),
+    "inspection_list_broken": (C, "a list of calls is not of one head, in order, and as long as it says"),
     "inspection_appended": (C, "the ledger was longer after a reading or a refusal than before"),
     "index_differs": (C, "index.jsonl is not what the events give"),
 }

@@ -1,0 +1,218 @@
+"""The audit itself: inventory, events once in order, then receipts, bodies and everything that leans on them."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from ledger.verifier.bundle import (
+    EVENTS,
+    INVENTORY,
+    PROVIDER,
+    Bundle,
+    Unreadable,
+    is_digest,
+    lines,
+    objects,
+    open_bundle,
+    parsed,
+)
+from ledger.verifier.fold import Ledger
+from ledger.verifier.receipts import CHAINED, RECEIPT_CHECKS, RECEIPT_SWEEPS, WHOLE, read_receipts
+from ledger.verifier.records import PROVIDER_MAY_LACK, PROVIDER_READS, event_of, shaped
+from ledger.verifier.report import Claim, Notebook, Report, Sweep
+from ledger.verifier.rules import CORRUPTING, EVENT_CHECKS
+from ledger.verifier.said import INDEX_SWEEP, LISTS, SILENT, TRUE, Said
+
+OPENED = Claim("bundle_is_readable", "bundle.json is of a known version and everything can be parsed", "bundles")
+LINKED = Claim("events_are_chained", "every event's link is the digest of the link before and its record", "events")
+SHAPED = Claim("records_are_known", "every record has a known kind and version and exactly its fields", "records")
+NO_EVENT = "0" * 64  # the link before the first event
+LINK_CHARS = 64
+NO_BODY = blake3(b"").hexdigest()
+READ_ONLY_METHODS = {"GET", "HEAD", "OPTIONS"}
+
+
+def read_events(bundle: Bundle, ledger: Ledger, said: Said, notebook: Notebook) -> None:
+    previous = NO_EVENT
+    for place, _, line in lines(bundle, EVENTS):
+        if not line.endswith(b"\n"):
+            notebook.look(LINKED.name, place, ["events_truncated"])
+            return
+        link, record = line[:LINK_CHARS].decode("latin-1"), line[LINK_CHARS + 1 : -1]
+        if not is_digest(link) or line[LINK_CHARS : LINK_CHARS + 1] != b" ":
+            raise Unreadable(f"{place} does not begin with a link and a space.")
+        right = blake3(previous.encode() + record).hexdigest() == link
+        notebook.look(LINKED.name, place, [] if right else ["event_chain_broken"])
+        previous = link
+        event = event_of(parsed(record, place), link, place)
+        notebook.look(SHAPED.name, place)
+        call = ledger.calls.get(event.call) if event.call else None
+        broken = False
+        for check in EVENT_CHECKS:
+            if check.kinds is None or event.kind in check.kinds:
+                names = list(check.examine(ledger, event, call))
+                notebook.look(check.name, event.place, names)
+                broken = broken or not CORRUPTING.isdisjoint(names)
+        ledger.apply(event)
+        if broken and event.call:
+            ledger.calls[event.call].corrupt = True
+        said.follow(event)
+
+
+def ends_at_head(bundle: Bundle, ledger: Ledger) -> Iterator[tuple[str, list[str]]]:
+    place = "bundle.json head"
+    last = (ledger.length, ledger.newest.link) if ledger.newest else None
+    seq = bundle.head[0] if bundle.head else 0
+    if seq > ledger.length:
+        yield place, ["events_truncated"]
+    else:
+        yield place, [] if bundle.head == last else ["bundle_head_differs"]
+    yield (
+        "bundle.json receipts_through",
+        [] if bundle.receipts_through <= max(seq, ledger.length) else ["bundle_head_differs"],
+    )
+
+
+def effects(_: Bundle, ledger: Ledger) -> Iterator[tuple[str, list[str]]]:
+    """A witnessed attempt counts on both sides: what had accepted it was lost with it, and its epoch's operator did."""
+    possible: Counter[tuple[str, str, int]] = Counter()
+    allowed: Counter[tuple[str, str, int]] = Counter()
+    for call in ledger.calls.values():
+        if call.identity is None:
+            continue
+        possible[call.group] += sum(attempt.may_have_effect for attempt in call.attempts.values())
+        allowed[call.group] += call.accepted + sum(attempt.witness is not None for attempt in call.attempts.values())
+    for group, count in possible.items():
+        place = f"{ledger.groups[group].call_id} occurrence {group[2]}"
+        yield place, [] if count <= 1 + allowed[group] else ["effects_exceed_acceptances"]
+
+
+def body_files(bundle: Bundle, ledger: Ledger) -> Iterator[tuple[str, list[str]]]:
+    for name, (size, digest) in bundle.bodies.items():
+        use = ledger.bodies.get(name)
+        names = []
+        if digest != name:
+            names.append("body_swapped" if digest in ledger.bodies or digest in bundle.bodies else "body_damaged")
+        elif use is not None and use.sizes != {size}:
+            names.append("body_size_differs")
+        if use is None:
+            names.append("body_unnamed")
+        elif not use.live:
+            names.append("erased_body_exists")
+        yield f"bodies/{name}", names
+
+
+def kept_bodies(bundle: Bundle, ledger: Ledger) -> Iterator[tuple[str, list[str]]]:
+    for digest, use in ledger.bodies.items():
+        if digest in bundle.unreadable:
+            yield f"{digest}: {bundle.unreadable[digest][:200]}", ["body_unreadable"]
+        else:
+            yield f"bodies/{digest}", ["body_missing"] if use.live and digest not in bundle.bodies else []
+    for digest in bundle.unreadable.keys() - ledger.bodies.keys():
+        yield f"{digest} in unreadable", ["body_unreadable"]
+
+
+def interpretations(bundle: Bundle, ledger: Ledger) -> Iterator[tuple[str, list[str]]]:
+    for call in ledger.calls.values():
+        for number, attempt in call.attempts.items():
+            if not attempt.interpretations:
+                continue
+            if attempt.response is None:
+                readable = attempt.framing == "none"
+            else:
+                # null: its body was counted and hashed, not kept; 0: it was kept, and erased later.
+                live = call.kept.get(("response", attempt.response))
+                readable = not live or attempt.response in bundle.bodies or attempt.response in bundle.unreadable
+            yield f"{call.call_id}.{number}", [] if readable else ["interpretation_without_bytes"]
+
+
+def provider(bundle: Bundle, ledger: Ledger) -> Iterator[tuple[str, list[str]]]:
+    """Per body, and where the provider read a name that only one call or key has, per name: never more than started."""
+    started: Counter[tuple[str, str | None]] = Counter()
+    for call in ledger.calls.values():
+        sent = sum(attempt.observation != "not_sent" for attempt in call.attempts.values())
+        digests = {attempt.witness["request_digest"] for attempt in call.attempts.values() if attempt.witness}
+        for digest in digests if call.request is None and digests else {call.request}:
+            started["body_blake3", digest or NO_BODY] += sent
+        if call.client_request_id is not None:
+            started["client_request_id", call.client_request_id] += sent
+        if call.identity is not None and call.identity["key_source"] == "explicit":
+            started["idempotency_key", call.identity["key"]] += sent
+    received: Counter[tuple[str, str | None]] = Counter()
+    for place, line in objects(bundle, PROVIDER) if PROVIDER in bundle.files else ():
+        receipt: dict[str, Any] = {
+            name: value for name, value in {**PROVIDER_MAY_LACK, **line}.items() if name in PROVIDER_READS
+        }
+        shaped(receipt, PROVIDER_READS, place)
+        if not receipt["complete"] or receipt["method"].upper() in READ_ONLY_METHODS:
+            continue
+        names = [("body_blake3", receipt["body_blake3"] or NO_BODY)]
+        names += [(name, receipt[name]) for name in PROVIDER_MAY_LACK if started[name, receipt[name]]]
+        received.update(names)
+        uncovered = any(received[name] > started[name] for name in names)
+        yield place, ["provider_receipt_uncovered"] if uncovered else []
+
+
+SWEEPS = (
+    Sweep("events_end_at_the_head", "the events end where bundle.json says, and not before", "positions", ends_at_head),
+    Sweep(
+        "effects_are_accepted",
+        "no occurrence may have had more effects than one plus its acceptances",
+        "occurrences",
+        effects,
+    ),
+    Sweep(
+        "bodies_hold_their_digests", "every body's bytes have its digest, and an event names it", "bodies", body_files
+    ),
+    Sweep("kept_bodies_are_here", "every kept body is here unless it was erased", "bodies", kept_bodies),
+    Sweep("interpretations_read_bytes", "every interpretation read bytes that were kept", "attempts", interpretations),
+    Sweep(
+        "provider_receipts_are_covered",
+        "every request the provider received was started here",
+        "provider receipts",
+        provider,
+    ),
+    INDEX_SWEEP,
+)
+CLAIMS: tuple[Claim, ...] = (
+    *(OPENED, INVENTORY, LINKED, SHAPED),
+    *EVENT_CHECKS,
+    *(WHOLE, CHAINED),
+    *RECEIPT_CHECKS,
+    *RECEIPT_SWEEPS,
+    *SWEEPS,
+    *(TRUE, LISTS, SILENT),
+)
+
+
+def examine(directory: Path, notebook: Notebook) -> None:
+    bundle = open_bundle(directory)
+    notebook.run(INVENTORY, bundle)
+    ledger = Ledger(bundle.ledger_id)
+    said = Said(bundle, ledger, notebook)
+    said.announce()
+    read_events(bundle, ledger, said, notebook)
+    said.close()
+    log = read_receipts(bundle, ledger, notebook)
+    for sweep in RECEIPT_SWEEPS:
+        notebook.run(sweep, bundle, ledger, log)
+    for sweep in SWEEPS:
+        notebook.run(sweep, bundle, ledger)
+    notebook.look(OPENED.name, str(directory))
+
+
+def verify(directory: Path) -> Report:
+    """Audit a bundle. It raises for nothing that stands in one, changes nothing, and holds no body in memory."""
+    notebook = Notebook()
+    try:
+        examine(directory, notebook)
+    except Unreadable as stop:
+        notebook.stop(OPENED.name, str(stop))
+    except OSError as error:
+        notebook.stop(OPENED.name, f"Reading failed: {error.strerror}: {error.filename}.")
+    except (MemoryError, RecursionError):
+        notebook.stop(OPENED.name, "A document is too large or nested too deeply to be read.")
+    return notebook.report(CLAIMS)

@@ -1,0 +1,231 @@
+"""What the events read so far tell, folded into one compact state a call and 32 bytes a link."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from blake3 import blake3
+
+from ledger.verifier.calls import LADDER, STAY, Attempt, Call, step_of
+from ledger.verifier.records import MARKER, Event
+
+LINK_BYTES = 32
+IDENTITY = ("scope", "key", "key_source", "occurrence", "generation", "upstream", "caller_exact")
+CLIENT_REQUEST_ID = "x-client-request-id"
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    number: int
+    seq: int
+    marked: bool
+    accepted: bool
+    lineage: str
+    receipts: int
+    receipts_chain: str
+
+
+@dataclass(slots=True)
+class Body:
+    sizes: set[int] = field(default_factory=set)
+    live: int = 0  # how many events keep it that are not erased
+
+
+@dataclass(slots=True)
+class Ledger:
+    ledger_id: str
+    links: bytearray = field(default_factory=bytearray)
+    newest: Event | None = None
+    calls: dict[str, Call] = field(default_factory=dict)
+    groups: dict[tuple[str, str, int], Call] = field(default_factory=dict)  # the highest generation of an occurrence
+    occurrences: dict[tuple[str, str], int] = field(default_factory=dict)  # the highest of a key
+    epochs: dict[int, Epoch] = field(default_factory=dict)
+    open_epoch: int | None = None
+    observations: dict[int, tuple[str, int | None, str | None]] = field(default_factory=dict)  # by seq
+    bodies: dict[str, Body] = field(default_factory=dict)  # those that an event keeps, by digest
+    watched: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # events of the calls that a `show` is about
+    texts: dict[str, str] = field(default_factory=dict)  # scopes, upstreams and callers, each held once
+
+    @property
+    def length(self) -> int:
+        return len(self.links) // LINK_BYTES
+
+    @property
+    def last_accepted(self) -> Epoch | None:
+        """The newest epoch that an operator accepted a loss for: what receipts said before it may be gone."""
+        return next((epoch for epoch in reversed(self.epochs.values()) if epoch.accepted), None)
+
+    def link(self, seq: int) -> str | None:
+        if not 0 < seq <= self.length:
+            return None
+        return self.links[(seq - 1) * LINK_BYTES : seq * LINK_BYTES].hex()
+
+    def apply(self, event: Event) -> None:
+        self.links += bytes.fromhex(event.link)
+        self.newest = event
+        if event.call is None:
+            self._turn_epoch(event)
+            return
+        call = self.calls.get(event.call)
+        if call is None:
+            call = self.calls[event.call] = Call(event.call, order=event.seq)
+        call.last_seq, call.last_link = event.seq, event.link
+        if event.call in self.watched:
+            self.watched[event.call].append({"seq": event.seq, "kind": event.kind, "attempt": event.attempt})
+        if record := RECORDS.get(event.kind):
+            record(self, call, event)
+        after = LADDER[call.evidence].get(step_of(event))
+        if after is None:
+            call.corrupt = True
+        elif after != STAY and not call.corrupt:
+            call.evidence = after
+
+    def _turn_epoch(self, event: Event) -> None:
+        data = event.data
+        if event.kind == "epoch.closed":
+            self.open_epoch = None
+            return
+        self.open_epoch = data["epoch"]
+        self.epochs[data["epoch"]] = Epoch(
+            number=data["epoch"],
+            seq=event.seq,
+            marked=data["protocol"] == MARKER,
+            accepted=data["accepted"] is not None,
+            lineage=data["receipts_lineage"],
+            receipts=data["receipts_count"],
+            receipts_chain=data["receipts_chain"],
+        )
+
+    def identify(self, call: Call, data: Mapping[str, Any]) -> None:
+        """Take the call's identity from its first event, and supersede what it continues."""
+        if call.identity is not None:
+            return
+        call.identity = {
+            name: self.texts.setdefault(data[name], data[name]) if isinstance(data[name], str) else data[name]
+            for name in IDENTITY
+        }
+        key = (call.identity["scope"], call.identity["key"])
+        self.occurrences[key] = max(self.occurrences.get(key, 0), call.identity["occurrence"])
+        other = self.groups.get(call.group)
+        if other is None:
+            self.groups[call.group] = call
+        elif other.identity is not None and other.identity["generation"] < call.identity["generation"]:
+            other.superseded_by, call.supersedes = call.call_id, other.call_id
+            self.groups[call.group] = call
+        elif other.identity is not None and other.identity["generation"] > call.identity["generation"]:
+            call.superseded_by = other.call_id
+
+    def keep(self, call: Call, which: str, body: Mapping[str, Any] | None) -> None:
+        if body is None or not body["kept"]:
+            return
+        use = self.bodies.setdefault(body["digest"], Body())
+        use.sizes.add(body["size"])
+        use.live += 1
+        call.kept[which, body["digest"]] = call.kept.get((which, body["digest"]), 0) + 1
+
+
+def requested(ledger: Ledger, call: Call, event: Event) -> None:
+    data = event.data
+    epoch = ledger.epochs.get(data["epoch"])
+    before = ledger.groups.get((data["scope"], data["key"], data["occurrence"]))
+    call.marked = call.marked or (epoch is not None and epoch.marked)
+    call.epoch, call.continues = data["epoch"], data["continues"]
+    # Settled by a decision is accepted too: whoever decided not_served answers for the second effect.
+    decided = before is not None and before.evidence == "decided_not_served"
+    needed = before is not None and before.effect != "absent"
+    call.accepted = decided or (needed and data["accepts_attempt"] is not None and data["authority"] is not None)
+    ledger.identify(call, data)
+
+
+def manifest(ledger: Ledger, call: Call, event: Event) -> None:
+    data = event.data
+    body = data["body"]
+    context = json.dumps(data["context"], sort_keys=True)
+    call.request = body["digest"] if body else None
+    call.asks = {
+        "method": data["method"],
+        "intent_digest": data["intent_digest"],
+        "url": blake3(data["url"].encode(errors="surrogatepass")).hexdigest(),
+        "body": call.request or "",
+        "context": blake3(context.encode()).hexdigest(),
+    }
+    call.client_request_id = next(
+        (value for name, value in data["injected"] if name.lower() == CLIENT_REQUEST_ID), None
+    )
+    ledger.keep(call, "request", body)
+
+
+def resumed(_: Ledger, call: Call, event: Event) -> None:  # noqa: ARG001 - one signature for all
+    call.resumed = True
+
+
+def started(_: Ledger, call: Call, event: Event) -> None:
+    attempt = Attempt(epoch=event.data["epoch"], started_seq=event.seq)
+    if event.attempt is not None:
+        call.attempts.setdefault(event.attempt, attempt)
+        call.newest = max(call.newest, event.attempt)
+
+
+def witnessed(ledger: Ledger, call: Call, event: Event) -> None:
+    ledger.identify(call, event.data)
+    call.marked = True
+    if event.attempt is not None:
+        attempt = call.attempts.setdefault(event.attempt, Attempt())
+        attempt.witness, attempt.witness_seq = event.data, event.seq
+        call.newest = max(call.newest, event.attempt)
+
+
+def acknowledged(_: Ledger, call: Call, event: Event) -> None:
+    if attempt := call.attempts.get(event.attempt or 0):
+        attempt.acknowledged_seq, attempt.acknowledged_status = event.seq, event.data["status"]
+
+
+def observed(ledger: Ledger, call: Call, event: Event) -> None:
+    data = event.data
+    digest = data["body"]["digest"] if data["body"] else None
+    ledger.observations[event.seq] = (call.call_id, event.attempt, digest)
+    ledger.keep(call, "response", data["body"])
+    attempt = call.attempts.get(event.attempt or 0)
+    if attempt is None:
+        return
+    attempt.seen = True
+    if data["source"] != "late":
+        attempt.observed_seq, attempt.observation, attempt.source = event.seq, data["observation"], data["source"]
+        attempt.status, attempt.framing, attempt.response = data["status"], data["framing"], digest
+
+
+def interpreted(_: Ledger, call: Call, event: Event) -> None:
+    if attempt := call.attempts.get(event.attempt or 0):
+        attempt.interpretations += 1
+        attempt.effect, attempt.outcome = event.data["effect"], event.data["outcome"]
+
+
+def delivered(_: Ledger, call: Call, event: Event) -> None:
+    call.delivered.append(event.data["how"])
+
+
+def decided(_: Ledger, call: Call, event: Event) -> None:
+    call.decision, call.decision_seq = event.data["decision"], event.seq
+
+
+def erased(ledger: Ledger, call: Call, event: Event) -> None:
+    body = (event.data["which"], event.data["digest"])
+    if body in call.kept:
+        ledger.bodies[event.data["digest"]].live -= call.kept[body]
+        call.kept[body] = 0
+
+
+RECORDS: dict[str, Callable[[Ledger, Call, Event], None]] = {
+    "call.requested": requested,
+    "call.manifest": manifest,
+    "call.resumed": resumed,
+    "attempt.started": started,
+    "attempt.witnessed": witnessed,
+    "attempt.acknowledged": acknowledged,
+    "attempt.observed": observed,
+    "attempt.interpreted": interpreted,
+    "call.delivered": delivered,
+    "reconcile.decided": decided,
+    "body.erased": erased,
+}

@@ -1,0 +1,243 @@
+"""The second witness: segments, their chain and padding, and what each receipt says of the ledger (FORMAT.md, 6 and 7)."""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from blake3 import blake3
+
+from ledger.verifier.bundle import RECORD_LIMIT_BYTES, Bundle, Unreadable, opened, parsed
+from ledger.verifier.calls import Attempt
+from ledger.verifier.fold import IDENTITY, Ledger
+from ledger.verifier.records import SEGMENT, WITNESS, shaped
+from ledger.verifier.report import Check, Claim, Notebook, Sweep
+
+BLOCK_BYTES = 64 << 10  # a segment grows by whole blocks
+SECTOR_BYTES = 512  # what a disk writes whole
+SEGMENT_LIMIT_BYTES = 128 << 20  # a segment ends beyond 64 MiB, so nothing honest comes near
+NO_LINE = "0" * 64
+ZEROS = re.compile(rb"\0+")
+# Observations that only an attempt with a sent receipt can have: (source, observation).
+RECEIPT_PROVEN = {
+    ("live", "response"),
+    ("live", "partial"),
+    ("live", "lost"),
+    ("salvage", "response"),
+    ("salvage", "partial"),
+}
+
+CHAINED = Claim("receipts_are_chained", "every receipt continues the chain and the count", "lines")
+WHOLE = Claim("segments_are_whole", "every segment is whole blocks: lines, then zero bytes", "segments")
+
+
+@dataclass(slots=True)
+class Log:
+    wanted: frozenset[int]  # numbers of lines whose digest an epoch names
+    n: int = 0
+    chain: str = NO_LINE  # digest of the last line
+    lineage: str | None = None
+    newest_seq: int = 0  # the newest event that any receipt names
+    positions: dict[int, str] = field(default_factory=lambda: {0: NO_LINE})
+
+
+def read_receipts(bundle: Bundle, ledger: Ledger, notebook: Notebook) -> Log:
+    log = Log(frozenset(epoch.receipts for epoch in ledger.epochs.values()))
+    for path in bundle.segments:
+        for first, line in enumerate(segment_lines(bundle, path, log, notebook)):
+            place = f"receipt {log.n + 1}"
+            receipt = parsed(line, f"{path} {place}")
+            shaped(receipt, SEGMENT if receipt.get("kind") == "segment" else WITNESS, f"{path} {place}")
+            names = [] if receipt["prev"] == log.chain else ["receipt_chain_broken"]
+            if receipt["n"] != log.n + 1 or (receipt["kind"] == "segment") != (first == 0):
+                names.append("receipt_gap")
+            notebook.look(CHAINED.name, place, names)
+            for check in RECEIPT_CHECKS:
+                if check.kinds is not None and receipt["kind"] in check.kinds:
+                    notebook.examine(check, place, ledger, log, receipt)
+            log.n, log.chain = log.n + 1, blake3(line).hexdigest()
+            log.newest_seq = max(log.newest_seq, receipt.get("seq", 0))
+            if log.n in log.wanted:
+                log.positions[log.n] = log.chain
+    return log
+
+
+def segment_lines(bundle: Bundle, path: str, log: Log, notebook: Notebook) -> Iterator[bytes]:
+    """The whole lines, without their newlines; then what stands behind them is judged."""
+    with opened(bundle.directory, path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > SEGMENT_LIMIT_BYTES:
+            raise Unreadable(f"{path} is longer than {SEGMENT_LIMIT_BYTES} bytes.")
+        end = 0
+        while (line := file.readline(RECORD_LIMIT_BYTES)).endswith(b"\n") and b"\0" not in line:
+            yield line[:-1]
+            end += len(line)
+        file.seek(end)
+        tail = file.read()
+    if size % BLOCK_BYTES:
+        notebook.look(WHOLE.name, path, ["segment_cut"])
+        return
+    is_last = path == bundle.segments[-1]
+    written = tail.rstrip(b"\0")
+    if is_last and written and len(written) < len(tail) and continues(written, log):
+        notebook.notes.append(f"{path}: the last line lacks only its newline, which a start adds.")
+        notebook.look(WHOLE.name, path)
+        yield written
+    elif is_last and written and is_torn(tail, end):
+        notebook.notes.append(f"{path}: the last write is torn, as a crash leaves it; a start zeroes it.")
+        notebook.look(WHOLE.name, path)
+    else:
+        empty = is_last and size == 0  # a crash between its creation and its first block
+        notebook.look(WHOLE.name, path, [] if empty or (tail and not written) else ["padding_damaged"])
+
+
+def continues(line: bytes, log: Log) -> bool:
+    if b"\0" in line or b"\n" in line:
+        return False
+    try:
+        receipt = parsed(line, "the last line")
+    except Unreadable:
+        return False
+    return receipt.get("prev") == log.chain and receipt.get("n") == log.n + 1
+
+
+def is_torn(tail: bytes, offset: int) -> bool:
+    """Does a crash during the last write explain these bytes behind the last whole line, which end at `offset`?"""
+    if not tail.endswith(b"\0"):
+        return False
+    return all(
+        run.end() == len(tail)
+        or (
+            (offset + run.end()) % SECTOR_BYTES == 0
+            and ((offset + run.start()) % SECTOR_BYTES == 0 or run.start() == 0 or tail[run.start() - 1] == ord("\n"))
+        )
+        for run in ZEROS.finditer(tail)
+    )
+
+
+def same_identity(identity: Mapping[str, Any] | None, receipt: Mapping[str, Any]) -> bool:
+    return identity is not None and all(identity[name] == receipt[name] for name in IDENTITY)
+
+
+def segment(ledger: Ledger, log: Log, receipt: Mapping[str, Any]) -> list[str]:
+    log.lineage = log.lineage or receipt["lineage"]
+    ours = (receipt["ledger"], receipt["lineage"]) == (ledger.ledger_id, log.lineage)
+    return [] if ours else ["receipt_foreign"]
+
+
+def sent(ledger: Ledger, _: Log, receipt: Mapping[str, Any]) -> list[str]:
+    call = ledger.calls.get(receipt["call"])
+    attempt = call.attempts.get(receipt["attempt"]) if call else None
+    beyond = ["events_truncated"] if receipt["seq"] > ledger.length else []
+    if call is None or attempt is None:
+        return [*beyond, "attempt_lost", *(["receipt_foreign"] if call is None else [])]
+    attempt.sent_receipts += 1
+    if attempt.sent_receipts > 1:
+        return ["receipt_repeated"]
+    if not attempt.started_seq:
+        return witnessed(attempt, receipt, own=same_identity(call.identity, receipt))
+    event = (receipt["seq"], receipt["chain"]) == (attempt.started_seq, ledger.link(attempt.started_seq))
+    names = [] if event and same_identity(call.identity, receipt) else ["receipt_foreign"]
+    return [*beyond, *names, *([] if receipt["digest"] == call.request else ["receipt_digest_differs"])]
+
+
+def witnessed(attempt: Attempt, receipt: Mapping[str, Any], *, own: bool) -> list[str]:
+    """The event it names was lost with the ledger's tail, so only what attempt.witnessed copied can be compared."""
+    witness = attempt.witness or {}
+    attempt.witness_found = own and (witness.get("receipt"), witness.get("request_digest")) == (
+        receipt["n"],
+        receipt["digest"],
+    )
+    return [] if attempt.witness_found else ["receipt_foreign"]
+
+
+def received(ledger: Ledger, _: Log, receipt: Mapping[str, Any]) -> list[str]:
+    call = ledger.calls.get(receipt["call"])
+    attempt = call.attempts.get(receipt["attempt"]) if call else None
+    accepted = ledger.last_accepted
+    if (accepted and receipt["n"] <= accepted.receipts) or (attempt and attempt.witness):
+        return []  # its observation may have been lost, and an operator accepted that
+    if receipt["seq"] > ledger.length:
+        return ["events_truncated"]
+    observation = ledger.observations.get(receipt["seq"])
+    if call is None or observation is None:
+        return ["receipt_foreign"]
+    if observation[:2] != (receipt["call"], receipt["attempt"]):
+        return ["observation_moved"]
+    if ledger.link(receipt["seq"]) != receipt["chain"] or not same_identity(call.identity, receipt):
+        return ["receipt_foreign"]
+    return [] if observation[2] == receipt["digest"] else ["receipt_digest_differs"]
+
+
+RECEIPT_CHECKS = (
+    Check(
+        "segments_are_of_this_ledger",
+        "every segment names this ledger and one lineage",
+        "segments",
+        frozenset({"segment"}),
+        segment,
+    ),
+    Check(
+        "attempts_are_witnessed", "every sent receipt has its attempt.started", "receipts", frozenset({"sent"}), sent
+    ),
+    Check(
+        "observations_are_witnessed",
+        "every received receipt has its attempt.observed",
+        "receipts",
+        frozenset({"received"}),
+        received,
+    ),
+)
+
+
+def due_receipts(bundle: Bundle, ledger: Ledger, log: Log) -> Iterator[tuple[str, list[str]]]:
+    accepted = ledger.last_accepted
+    for call in ledger.calls.values():
+        for number, attempt in call.attempts.items():
+            proven_seq = attempt.acknowledged_seq
+            if not proven_seq and (attempt.source, attempt.observation) in RECEIPT_PROVEN:
+                proven_seq = attempt.observed_seq
+            forgiven = accepted is not None and attempt.started_seq < accepted.seq
+            if not attempt.started_seq or not proven_seq or proven_seq > bundle.receipts_through or forgiven:
+                continue
+            missing = "receipts_truncated" if log.newest_seq < attempt.started_seq else "receipt_missing"
+            yield f"{call.call_id}.{number} seq {attempt.started_seq}", [] if attempt.sent_receipts else [missing]
+
+
+def epoch_positions(_: Bundle, ledger: Ledger, log: Log) -> Iterator[tuple[str, list[str]]]:
+    """A position from before an accepted loss need not be in the log any more."""
+    accepted = ledger.last_accepted
+    for epoch in ledger.epochs.values():
+        if accepted is not None and epoch.seq < accepted.seq:
+            continue
+        if epoch.receipts > log.n:
+            names = ["receipts_truncated"]
+        elif log.positions.get(epoch.receipts) != epoch.receipts_chain or log.lineage not in (None, epoch.lineage):
+            names = ["receipt_position_differs"]
+        else:
+            names = []
+        yield f"epoch {epoch.number} seq {epoch.seq}", names
+
+
+def witnesses(_: Bundle, ledger: Ledger, log: Log) -> Iterator[tuple[str, list[str]]]:
+    accepted = ledger.last_accepted
+    for call in ledger.calls.values():
+        for number, attempt in call.attempts.items():
+            if attempt.witness is None:
+                continue
+            gone = accepted is not None and attempt.witness_seq < accepted.seq
+            missing = "receipts_truncated" if attempt.witness["receipt"] > log.n else "witness_without_receipt"
+            yield (
+                f"{call.call_id}.{number} seq {attempt.witness_seq}",
+                [] if gone or attempt.witness_found else [missing],
+            )
+
+
+RECEIPT_SWEEPS = (
+    Sweep(
+        "answered_attempts_have_receipts", "every answered attempt has its one sent receipt", "attempts", due_receipts
+    ),
+    Sweep("epochs_stand_in_the_log", "the receipt log holds the line that each epoch names", "epochs", epoch_positions),
+    Sweep("witnessed_attempts_have_receipts", "every attempt.witnessed has its sent receipt", "attempts", witnesses),
+)

@@ -1,0 +1,209 @@
+"""What each event must satisfy, given those before it (FORMAT.md, section 9): one function a claim, and their table."""
+
+from urllib.parse import parse_qsl, urlsplit
+
+from ledger.verifier.calls import Call, is_legal
+from ledger.verifier.fold import Ledger
+from ledger.verifier.records import EVENTS, MARKER, Event
+from ledger.verifier.report import Check
+
+# A call that breaks one of these is corrupt from there on.
+CORRUPTING = {
+    "order_illegal", "claim_illegal", "second_attempt_unaccepted", "occurrence_without_evidence", "decision_forged",
+    "head_unknown", "resumed_digest_differs", "resumption_missing", "release_before_observation", "epoch_not_open",
+    "epoch_marker_missing", "erasure_illegal",
+}  # fmt: skip
+CREDENTIAL_HEADERS = {
+    "authorization", "proxy-authorization", "x-api-key", "api-key", "x-goog-api-key", "cookie", "set-cookie",
+}  # fmt: skip
+CREDENTIAL_PARAMETERS = {"key", "api_key", "token", "access_token", "sig"}
+UNANSWERED = {"preparation_failed", "abandoned"}  # the proxy's own answer ends these, so there is nothing to observe
+
+
+def numbered(ledger: Ledger, event: Event, _: Call | None) -> list[str]:
+    return [] if event.seq == ledger.length + 1 else ["seq_gap"]
+
+
+def epochs(ledger: Ledger, event: Event, _: Call | None) -> list[str]:
+    data = event.data
+    if event.kind == "epoch.closed":
+        return [] if data["epoch"] == ledger.open_epoch else ["epoch_out_of_order"]
+    names = []
+    if ledger.open_epoch is not None or data["epoch"] != len(ledger.epochs) + 1:
+        names.append("epoch_out_of_order")
+    if data["protocol"] != MARKER:
+        names.append("epoch_marker_missing")
+    if data["ledger_id"] != ledger.ledger_id:
+        names.append("ledger_id_differs")
+    return names
+
+
+def belongs_to_epoch(ledger: Ledger, event: Event, call: Call | None) -> list[str]:
+    named = {event.data["epoch"]}
+    if call is not None and call.epoch is not None:
+        named.add(call.epoch)
+    opened = [ledger.epochs.get(number) for number in named]
+    unmarked = event.kind == "attempt.started" and call is not None and not call.marked
+    if unmarked or any(epoch is None or not epoch.marked for epoch in opened):
+        return ["epoch_marker_missing"]
+    return [] if named == {ledger.open_epoch} else ["epoch_not_open"]
+
+
+def ladder(_: Ledger, event: Event, call: Call | None) -> list[str]:
+    """A call that is corrupt already is judged no further: one cause, one finding."""
+    call = call or Call(event.call or "", order=event.seq)
+    if call.corrupt or is_legal(call, event):
+        return []
+    earlier = any(attempt.may_have_effect for attempt in call.attempts.values())
+    return ["order_illegal", *(["second_attempt_unaccepted"] if event.kind == "attempt.started" and earlier else [])]
+
+
+def claims(ledger: Ledger, event: Event, _: Call | None) -> list[str]:
+    data = event.data
+    before = ledger.groups.get((data["scope"], data["key"], data["occurrence"]))
+    names = []
+    if data["continues"] is None:
+        expected = ledger.occurrences.get((data["scope"], data["key"]), 0) + 1
+        if (data["generation"], data["occurrence"]) != (1, expected):
+            names.append("claim_illegal")
+        if data["occurrence"] > 1 and not data["evidence"]:
+            names.append("occurrence_without_evidence")
+    elif (
+        before is None
+        or before.identity is None
+        or before.call_id != data["continues"]
+        or data["generation"] != before.identity["generation"] + 1
+    ):
+        names.append("claim_illegal")
+    if before is not None and before.effect != "absent":
+        accepted = data["accepts_attempt"] == f"{before.call_id}.{before.newest}" and data["authority"] is not None
+        if not accepted:
+            names.append("second_attempt_unaccepted")
+    return names
+
+
+def decisions(ledger: Ledger, event: Event, call: Call | None) -> list[str]:
+    data, before = event.data, ledger.newest
+    holds = (
+        before is not None
+        and before.kind == "reconcile.observed"
+        and before.call == event.call
+        and ledger.link(data["head_seq"]) == data["head_chain"]
+        and data["succeeds"] == (call.decision_seq if call else None)
+    )
+    return [] if holds else ["decision_forged"]
+
+
+def resumptions(ledger: Ledger, event: Event, call: Call | None) -> list[str]:
+    if event.kind == "attempt.started":
+        before = ledger.calls.get(call.continues) if call is not None and call.continues else None
+        owed = call is not None and before is not None and before.asks is not None and not call.resumed
+        return ["resumption_missing"] if owed else []
+    data = event.data
+    before = ledger.calls.get(data["continues"])
+    names = [] if ledger.link(data["head_seq"]) == data["head_chain"] else ["head_unknown"]
+    if (
+        call is None
+        or call.asks is None
+        or before is None
+        or before.asks is None
+        or call.continues != data["continues"]
+    ):
+        return [*names, "claim_illegal"]
+    differing = {word for word, asked in call.asks.items() if asked != before.asks[word]}
+    allowed = set(data["differences"]) & {"url", "body", "context"}
+    return [*names, *(["resumed_digest_differs"] if differing - allowed else [])]
+
+
+def releases(_: Ledger, event: Event, call: Call | None) -> list[str]:
+    """A client that leaves early (`no`) was given no end, so it may leave at any time."""
+    if event.data["how"] == "no" or (call is not None and call.evidence in UNANSWERED):
+        return []
+    attempt = call.attempts.get(event.attempt or call.newest) if call is not None else None
+    return [] if attempt is not None and attempt.seen else ["release_before_observation"]
+
+
+def erasures(_: Ledger, event: Event, call: Call | None) -> list[str]:
+    body = (event.data["which"], event.data["digest"])
+    return [] if call is not None and call.kept.get(body) else ["erasure_illegal"]
+
+
+def credentials(_: Ledger, event: Event, __: Call | None) -> list[str]:
+    pairs = [*(event.data["headers"] or []), *event.data.get("injected", [])]
+    recorded = any(name.strip().lower() in CREDENTIAL_HEADERS for name, _ in pairs)
+    if event.kind == "call.manifest" and not recorded:
+        try:
+            url = urlsplit(event.data["url"])
+            parameters = parse_qsl(url.query, keep_blank_values=True)
+        except ValueError:
+            return []  # what cannot be parsed as a URL could not be sent either
+        recorded = "@" in url.netloc or any(name.lower() in CREDENTIAL_PARAMETERS for name, _ in parameters)
+    return ["credential_recorded"] if recorded else []
+
+
+EVENT_CHECKS = (
+    Check("events_are_numbered", "seq counts from 1 without gaps", "events", None, numbered),
+    Check(
+        "epochs_are_in_order",
+        "epochs open in order under the protocol marker, each closed before the next",
+        "epoch events",
+        frozenset({"epoch.opened", "epoch.closed"}),
+        epochs,
+    ),
+    Check(
+        "attempts_belong_to_open_epochs",
+        "every call and attempt names the marked epoch that is open",
+        "claims and starts",
+        frozenset({"call.requested", "attempt.started"}),
+        belongs_to_epoch,
+    ),
+    Check(
+        "claims_are_justified",
+        "every claim continues an absent or accepted effect, or shows evidence of a new occurrence",
+        "claims",
+        frozenset({"call.requested"}),
+        claims,
+    ),
+    Check(
+        "decisions_stand_on_the_ledger",
+        "every decision follows its observation and names a head and a decision that are there",
+        "decisions",
+        frozenset({"reconcile.decided"}),
+        decisions,
+    ),
+    Check(
+        "resumed_calls_ask_the_same",
+        "every resumed call has the digests of the one it continues, but for recorded differences",
+        "resumptions and starts",
+        frozenset({"call.resumed", "attempt.started"}),
+        resumptions,
+    ),
+    Check(
+        "nothing_is_released_unobserved",
+        "every delivery follows its attempt's observation",
+        "deliveries",
+        frozenset({"call.delivered"}),
+        releases,
+    ),
+    Check(
+        "erasures_name_kept_bodies",
+        "every erasure names a kept body of its call",
+        "erasures",
+        frozenset({"body.erased"}),
+        erasures,
+    ),
+    Check(
+        "no_credential_is_recorded",
+        "no credential stands in recorded headers or URLs",
+        "heads and manifests",
+        frozenset({"call.manifest", "attempt.acknowledged", "attempt.observed"}),
+        credentials,
+    ),
+    Check(
+        "events_follow_the_ladder",
+        "every event of a call is one that may follow, and names an attempt that it may name",
+        "events",
+        frozenset(kind for kind in EVENTS if not kind.startswith("epoch.")),
+        ladder,
+    ),
+)
