@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from contextlib import closing
 from functools import cache
 from importlib.resources import files
-from typing import Final
+from typing import Any, Final
 
 from ledger.bodies import Packed
 from ledger.calls import CallState
 from ledger.codec import decode
-from ledger.errors import StateDirError
+from ledger.errors import StateDirError, UnreadableRecordError
 from ledger.events import EpochOpened, Event, Recorded
 from ledger.ids import CallId, Digest
 from ledger.ladder import UNFINISHED, Evidence
@@ -44,18 +44,19 @@ HISTORY_OF_KEY: Final = """
       SELECT occurrence FROM call_index WHERE scope = ?1 AND key = ?2 AND is_open = 1
       UNION SELECT occurrence FROM (
         SELECT occurrence FROM call_index WHERE scope = ?1 AND key = ?2 ORDER BY last_seq DESC LIMIT ?3))
-    SELECT e.record, e.chain, (SELECT max(occurrence) FROM call_index WHERE scope = ?1 AND key = ?2)
-    FROM call_index c JOIN event e ON e.call_id = c.call_id
+    SELECT e.record, e.chain, c.call_id, c.last_seq,
+      (SELECT max(occurrence) FROM call_index WHERE scope = ?1 AND key = ?2)
+    FROM call_index c LEFT JOIN event e ON e.call_id = c.call_id
     WHERE c.scope = ?1 AND c.key = ?2 AND c.occurrence IN touched ORDER BY e.seq"""
 GENERATIONS_OF_CALL: Final = """
-    SELECT e.record, e.chain FROM call_index a
+    SELECT e.record, e.chain, c.call_id, c.last_seq FROM call_index a
     JOIN call_index c ON c.scope = a.scope AND c.key = a.key AND c.occurrence = a.occurrence
-    JOIN event e ON e.call_id = c.call_id WHERE a.call_id = ? ORDER BY e.seq"""
+    LEFT JOIN event e ON e.call_id = c.call_id WHERE a.call_id = ? ORDER BY e.seq"""
 # The newest calls, with their occurrence's other generations.
 NEWEST_CALLS: Final = """
     WITH newest AS (SELECT scope, key, occurrence FROM call_index
       WHERE (?1 IS NULL OR key = ?1) ORDER BY call_id DESC LIMIT ?2)
-    SELECT e.record, e.chain FROM call_index c JOIN event e ON e.call_id = c.call_id
+    SELECT e.record, e.chain, c.call_id, c.last_seq FROM call_index c LEFT JOIN event e ON e.call_id = c.call_id
     WHERE (c.scope, c.key, c.occurrence) IN newest ORDER BY e.seq"""
 COUNT_CALLS: Final = "SELECT count(*) FROM call_index WHERE (?1 IS NULL OR key = ?1)"
 # What a start has to look at: calls the last epoch left in flight, and whatever was observed and never finished.
@@ -80,6 +81,28 @@ WRITE_INDEX: Final = """
 def read_events(rows: Iterable[tuple[str, str]]) -> list[Recorded]:
     """Rows of (record, chain, …) as events. Raises UnreadableRecordError."""
     return [decode(row[0], Digest(row[1])) for row in rows]
+
+
+def read_calls(rows: Iterable[tuple[Any, ...]]) -> list[Recorded]:
+    """Rows of (record, chain, call, its last seq, …) as events, every one of each call. Raises UnreadableRecordError.
+
+    A flipped bit in SQLite's own index of events hides some from it without a word, and what lacks its attempt reads as
+    never sent. So the two tables are held against each other wherever a call is read.
+    """
+    events: list[Recorded] = []
+    last: dict[str, int] = {}
+    for record, chain, call, last_seq, *_ in rows:
+        last.setdefault(call, last_seq)
+        if record is not None:
+            events.append(decode(record, Digest(chain)))
+    for event in events:
+        if event.call is not None and event.seq == last.get(event.call):
+            del last[event.call]
+    if last:
+        raise UnreadableRecordError(
+            f"events of {', '.join(sorted(last))} cannot be found: the ledger file is damaged. {RESTORE}"
+        )
+    return events
 
 
 def ledger_events(db: sqlite3.Connection) -> list[Event]:
@@ -154,7 +177,7 @@ def rebuild_index(db: sqlite3.Connection) -> None:
 
 def state_of(db: sqlite3.Connection, call: CallId, epochs: dict[int, str]) -> CallState | None:
     """One call's state, projected together with the other generations of its occurrence."""
-    return project(read_events(db.execute(GENERATIONS_OF_CALL, (call,))), epochs).get(call)
+    return project(read_calls(db.execute(GENERATIONS_OF_CALL, (call,))), epochs).get(call)
 
 
 def _sql(name: str) -> str:

@@ -20,7 +20,6 @@ class Epoch:
     number: int
     seq: int
     marked: bool
-    accepted: bool
     lineage: str
     receipts: int
     receipts_chain: str
@@ -42,6 +41,7 @@ class Ledger:
     occurrences: dict[tuple[str, str], int] = field(default_factory=dict)  # the highest of a key
     epochs: dict[int, Epoch] = field(default_factory=dict)
     open_epoch: int | None = None
+    last_accepted: Epoch | None = None  # an operator accepted a loss for it: what receipts said before it may be gone
     observations: dict[int, tuple[str, int | None, str | None]] = field(default_factory=dict)  # by seq
     bodies: dict[str, Body] = field(default_factory=dict)  # those that an event keeps, by digest
     watched: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # events of the calls that a `show` is about
@@ -50,11 +50,6 @@ class Ledger:
     @property
     def length(self) -> int:
         return len(self.links) // LINK_BYTES
-
-    @property
-    def last_accepted(self) -> Epoch | None:
-        """The newest epoch that an operator accepted a loss for: what receipts said before it may be gone."""
-        return next((epoch for epoch in reversed(self.epochs.values()) if epoch.accepted), None)
 
     def link(self, seq: int) -> str | None:
         if not 0 < seq <= self.length:
@@ -87,15 +82,16 @@ class Ledger:
             self.open_epoch = None
             return
         self.open_epoch = data["epoch"]
-        self.epochs[data["epoch"]] = Epoch(
+        epoch = self.epochs[data["epoch"]] = Epoch(
             number=data["epoch"],
             seq=event.seq,
             marked=data["protocol"] == MARKER,
-            accepted=data["accepted"] is not None,
             lineage=data["receipts_lineage"],
             receipts=data["receipts_count"],
             receipts_chain=data["receipts_chain"],
         )
+        if data["accepted"] is not None:
+            self.last_accepted = epoch
 
     def identify(self, call: Call, data: Mapping[str, Any]) -> None:
         """Take the call's identity from its first event, and supersede what it continues."""

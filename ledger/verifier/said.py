@@ -21,7 +21,7 @@ from ledger.verifier.fold import Ledger
 from ledger.verifier.records import INDEX_ROW, INSPECTION, LISTED, Event, shaped
 from ledger.verifier.report import Claim, Notebook, Sweep
 
-PENDING_LIMIT = 10_000  # rows that differ and wait for a later head that explains them; the rest is named at once
+PENDING_LIMIT = 1_000  # rows that differ and wait for a later head that explains them; the rest is named at once
 
 TRUE = Claim(
     "rows_tell_what_events_tell", "every row the program showed is what the events up to its head tell", "rows"

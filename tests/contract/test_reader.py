@@ -4,6 +4,7 @@ import signal
 import sqlite3
 from pathlib import Path
 
+import orjson
 import pytest
 
 from ledger.codec import chained, digest_of
@@ -38,9 +39,9 @@ async def read_everything(reader: Reader) -> None:
     assert isinstance((await reader.ledger_events())[0].event, EpochOpened)
     assert await reader.integrity() == "ok"
     chain = NO_CHAIN
-    async for record, link in reader.all_events():
+    async for record, link, call in reader.all_events():
         chain = chained(chain, record.encode())
-        assert chain == link
+        assert (chain, orjson.loads(record)["call"]) == (link, call)
     assert chain == head.chain
 
 

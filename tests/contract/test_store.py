@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ledger.bodies import pack
-from ledger.errors import ConflictError, IllegalTransitionError, StateDirError
+from ledger.errors import ConflictError, IllegalTransitionError, StateDirError, UnreadableRecordError
 from ledger.events import AttemptStarted
 from ledger.ids import CallId, Key
 from ledger.ladder import Evidence
@@ -220,3 +220,23 @@ def test_expected_head_of_another_key_does_not_move(tmp_path: Path) -> None:
         ledger.claim(call_id(2), replace(REQUESTED, key=Key("another")))
         assert ledger.store.key_head(SCOPE, KEY) == head
         ledger.append(Entry(FIRST, None, MANIFEST), expect=Expect(SCOPE, KEY, head))
+
+
+@pytest.mark.parametrize("change", ["UPDATE call_index SET last_seq = last_seq + 1", "DELETE FROM event"])
+def test_call_whose_events_are_hidden_is_unreadable_not_absent(change: str, tmp_path: Path) -> None:
+    """As a flipped bit in SQLite's index of events hides them: what lacks its attempt must not read as never sent."""
+    with ledger_in(tmp_path) as ledger:
+        ledger.walk("call.requested", "call.manifest", "attempt.started")
+        ledger.store._db.execute("DROP TRIGGER event_is_never_deleted")
+        ledger.store._db.execute(change)
+        ledger.store._states.clear()
+        with pytest.raises(UnreadableRecordError):
+            ledger.store.state(FIRST)
+
+
+def test_ledger_without_a_trigger_is_refused(tmp_path: Path) -> None:
+    """Nothing else keeps its events from being changed."""
+    with ledger_in(tmp_path) as ledger:
+        ledger.store._db.execute("DROP TRIGGER event_is_never_updated")
+    with pytest.raises(StateDirError, match="lacks a table"):
+        Store.open(tmp_path / "ledger.db", "ledger")
