@@ -186,7 +186,12 @@ def _write_durably(path: Path, data: bytes) -> None:
     finally:
         os.close(fd)
     unfinished.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Its names are durable when this returns: a file whose name is lost is lost with its bytes intact. Raises OSError."""
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(directory)
     finally:

@@ -13,6 +13,7 @@ from typing import Any, Final
 import orjson
 
 from ledger.codec import digest_of
+from ledger.epochs import sync_directory
 from ledger.errors import WitnessesDisagreeError
 from ledger.ids import NO_CHAIN, Digest
 
@@ -91,11 +92,7 @@ class ReceiptLog:
         self._number, self._end, self._size, self.position = number, 0, 0, position
         self._write([{"kind": "segment", "lineage": position.lineage, "ledger": self._ledger_id}])
         self.sync()
-        directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)  # the name too must survive, or the segment is lost with its bytes intact
-        finally:
-            os.close(directory)
+        sync_directory(self._directory)
 
     def _write(self, rows: list[dict[str, Any]]) -> None:
         lines = []

@@ -16,7 +16,7 @@ import orjson
 
 from ledger import bodies, spool
 from ledger.calls import CallState
-from ledger.epochs import FileIdentity, StateDir, file_identity, secret_check
+from ledger.epochs import FileIdentity, StateDir, file_identity, secret_check, sync_directory
 from ledger.errors import NothingToAcceptError, StateDirError, WitnessesDisagreeError
 from ledger.events import (
     PROTOCOL,
@@ -125,6 +125,7 @@ def _recover(
     )
     witnessed = [_witness(line.row) for line in missing]
     _commit(store, Append((*closed, Entry(None, None, opening), *witnessed)), fresh.now_ms)
+    sync_directory(state_dir.root)  # SQLite syncs its WAL's name itself, and goes on when that fails
     passed("recovery-after-epoch")
     # Observed now, or of no use: nothing more stands in them than in the ledger.
     for name in spool.names(state_dir.spool):

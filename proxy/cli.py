@@ -43,7 +43,6 @@ EXIT_DEMO, EXIT_USAGE, EXIT_PORT, EXIT_DECISION, EXIT_UNREADABLE, EXIT_POISONED 
 _EXITS: Final[tuple[tuple[tuple[type[Exception], ...], int, str], ...]] = (
     ((SettingsError, NotFoundError, BundleError), EXIT_USAGE, ""),
     ((wiring.PortTakenError,), EXIT_PORT, ""),
-    ((PoisonedError,), EXIT_POISONED, ""),
     ((StartRefusedError,), StartRefusedError.exit_code, ""),
     ((UnreadableRecordError,), StartRefusedError.exit_code, ". Run sendonce doctor to see what else is damaged."),
     ((DecisionRefusedError, OwnerSilentError), EXIT_DECISION, ""),
@@ -87,6 +86,9 @@ def main() -> None:
     except BrokenPipeError:  # the reader of our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(EXIT_USAGE) from None
+    except PoisonedError as poisoned:
+        errors.print(f"sendonce: {poisoned}", markup=False)
+        os._exit(EXIT_POISONED)  # like a kill: closing SQLite's files now would sync again what could not be synced
     except Exception as error:
         found = next(((exit_code, remedy) for kinds, exit_code, remedy in _EXITS if isinstance(error, kinds)), None)
         if found is not None:

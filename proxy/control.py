@@ -17,6 +17,7 @@ from ledger.reader import Reader
 from proxy.reconcile.operator import OUTCOMES, DecisionRefusedError, Ruling, bundle
 from proxy.services import Services
 
+DECISIONS_LIMIT: Final = 5  # as for admissions: beyond it somebody writes faster than we read
 OWNER_LIMIT_S: Final = 30  # a decision is one commit; a stopped or drowning owner is worth a sentence
 
 
@@ -58,19 +59,19 @@ def application(services: Services) -> web.Application:
 
 async def decide(reader: Reader, append: Any, call_id: CallId, ruling: Ruling, *, alive: bool) -> str:
     """Reads, decides, appends on the head it read. Raises DecisionRefusedError; the sentence says where it leads."""
-    call = await reader.call(call_id)
-    if call is None:
-        raise DecisionRefusedError(f"There is no call {call_id}. `sendonce calls` lists them.")
-    op = bundle(call, await reader.history(call.scope, call.key), ruling, alive=alive)
-    if op is None:
-        return f"{call_id} was decided so already. {OUTCOMES[ruling.decision]}"
-    try:
-        await append(op)
-    except ConflictError as error:
-        raise DecisionRefusedError(
-            f"Something else happened to {call_id} at the same moment. Look at it again: sendonce show {call_id}"
-        ) from error
-    return f"{call_id} is decided: {ruling.decision}. {OUTCOMES[ruling.decision]}"
+    for _ in range(DECISIONS_LIMIT):
+        call = await reader.call(call_id)
+        if call is None:
+            raise DecisionRefusedError(f"There is no call {call_id}. `sendonce calls` lists them.")
+        op = bundle(call, await reader.history(call.scope, call.key), ruling, alive=alive)
+        if op is None:
+            return f"{call_id} was decided so already. {OUTCOMES[ruling.decision]}"
+        try:
+            await append(op)
+        except ConflictError:  # a delivery, perhaps: whether the ruling still applies is asked of what stands now
+            continue
+        return f"{call_id} is decided: {ruling.decision}. {OUTCOMES[ruling.decision]}"
+    raise DecisionRefusedError(f"Too much happens to the key of {call_id}. Look at it again: sendonce show {call_id}")
 
 
 async def ask_owner(

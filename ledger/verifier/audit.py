@@ -33,6 +33,10 @@ NO_EVENT = "0" * 64  # the link before the first event
 LINK_CHARS = 64
 NO_BODY = blake3(b"").hexdigest()
 READ_ONLY_METHODS = {"GET", "HEAD", "OPTIONS"}
+READ_ONLY_ENDINGS = (
+    *("/count_tokens", "/count-tokens", "/input_tokens", ":countTokens", ":computeTokens"),
+    *("/graders/validate", "/estimate-price", "/preview"),
+)
 
 
 def read_events(bundle: Bundle, ledger: Ledger, said: Said, notebook: Notebook) -> None:
@@ -147,7 +151,8 @@ def provider(bundle: Bundle, ledger: Ledger) -> Iterator[tuple[str, list[str]]]:
             name: value for name, value in {**PROVIDER_MAY_LACK, **line}.items() if name in PROVIDER_READS
         }
         shaped(receipt, PROVIDER_READS, place)
-        if not receipt["complete"] or receipt["method"].upper() in READ_ONLY_METHODS:
+        reads_only = receipt["path"].partition("?")[0].endswith(READ_ONLY_ENDINGS)
+        if not receipt["complete"] or receipt["method"].upper() in READ_ONLY_METHODS or reads_only:
             continue
         names = [("body_blake3", receipt["body_blake3"] or NO_BODY)]
         names += [(name, receipt[name]) for name in PROVIDER_MAY_LACK if started[name, receipt[name]]]
