@@ -50,7 +50,7 @@ class StateDir:
         return self.root / "activity.log"
 
     def prepare(self) -> None:
-        """Creates what is missing, 0700, and refuses what others may read. Raises StateDirError."""
+        """Creates what is missing, 0700, durably, and refuses what others may read. Raises StateDirError."""
         os.umask(0o077)
         if len(os.fsencode(self.control_socket)) > SOCKET_PATH_LIMIT_BYTES:
             raise StateDirError(
@@ -58,8 +58,14 @@ class StateDir:
                 "Choose a shorter --state-dir."
             )
         for directory in (self.root, self.spool, self.receipts):
+            # Before there is a ledger, a start that died may have made a directory whose name no disk knows yet.
+            to_sync = [each for each in (directory, *directory.parents) if not each.exists()]
+            if not to_sync and not self.ledger.exists():
+                to_sync = [directory]
             try:
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                for each in to_sync:
+                    sync_directory(each.parent)
             except OSError as error:
                 raise StateDirError(
                     f"The state directory {directory} cannot be created ({error.strerror}). Name another with --state-dir."

@@ -5,7 +5,6 @@ all the checks that its row names. Exit code 1 if a mutant survives one of them,
 """
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
@@ -16,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
+
+from tests.harness.figures import noted
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PATCHES: Final = ROOT / "tests" / "mutants"
@@ -143,9 +144,7 @@ def main() -> int:
         return 1
     missed = {mutant: missing for mutant in chosen if (missing := survivors(mutant))}
     caught = {mutant: list(CAUGHT_BY[mutant]) for mutant in chosen if mutant not in missed}
-    if (figures := os.environ.get("SENDONCE_FIGURES")) is not None:
-        with Path(figures).open("a") as file:
-            file.write(json.dumps({"what": "mutants", "caught": caught, "survive": missed}) + "\n")
+    noted(what="mutants", caught=caught, survive=missed)
     print(f"{len(chosen) - len(missed)} of {len(chosen)} mutants are caught by every check named for them.")
     return 1 if missed else 0
 
