@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 
 import proxy
 from ledger.bundle import new_directory
-from ledger.epochs import StateDir
+from ledger.epochs import StateDir, sync_directory
 from ledger.ids import CallId
 from ledger.reader import open_reader
 from proxy import evidence
@@ -309,11 +309,7 @@ def write_durably(path: Path, content: Any) -> None:
         json.dump(content, file, indent=2)
         file.flush()
         os.fsync(file.fileno())
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync_directory(path.parent)
 
 
 # --- the two phases without a command of their own -----------------------------------------------------------------------
