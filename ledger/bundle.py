@@ -6,8 +6,9 @@ to `receipts_through` has its receipts.
 """
 
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import aclosing
+import re
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -23,7 +24,15 @@ from ledger.receipts import segments
 
 BUNDLE: Final = 1
 MANIFEST: Final = "bundle.json"  # written last: a directory without it was not finished
-_PROVIDER_FIELDS: Final[Mapping[str, type]] = {"method": str, "path": str, "body_blake3": str, "complete": bool}
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_PROVIDER_FIELDS: Final[Mapping[str, Callable[[Any], bool]]] = {
+    "method": lambda value: isinstance(value, str),
+    "path": lambda value: isinstance(value, str),
+    "body_blake3": lambda value: isinstance(value, str) and _DIGEST.fullmatch(value) is not None,
+    "complete": lambda value: isinstance(value, bool),
+    "idempotency_key": lambda value: value is None or isinstance(value, str),
+    "client_request_id": lambda value: value is None or isinstance(value, str),
+}
 
 Progress = Callable[[int, int], None]  # bodies written, bodies in all
 
@@ -60,10 +69,18 @@ class _Target:
     root: Path
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def open(self, name: str) -> BinaryIO:
+    @contextmanager
+    def open(self, name: str) -> Iterator[BinaryIO]:
+        """A new file. Raises BundleError where the disk refuses it: what is read here comes from elsewhere."""
         path = self.root / name
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        return path.open("xb")
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            with path.open("xb") as file:
+                yield file
+        except OSError as error:
+            raise BundleError(
+                f"{path} cannot be written ({error.strerror}). Name a directory with room for it."
+            ) from error
 
     def seal(self, name: str) -> None:
         """Enters the file, as it is on disk, in the inventory."""
@@ -104,7 +121,6 @@ async def export(reader: Reader, receipts: Path, directory: Path, given: Given, 
         unreadable = await _write_bodies(target, reader, progress)
         await _write_lines(target, "inspections.jsonl", _inspections(given))
         ledger_id = await reader.meta("ledger_id")
-    through = due if given.has_owner else head
     about = {
         "bundle": BUNDLE,
         "format": FORMAT,
@@ -112,7 +128,7 @@ async def export(reader: Reader, receipts: Path, directory: Path, given: Given, 
         "made_at": given.made_at_ms,
         "owner": given.has_owner,
         "head": {"seq": head.seq, "chain": head.chain} if head else None,
-        "receipts_through": through.seq if through else 0,
+        "receipts_through": due.seq if due else 0,
         "unreadable": unreadable,
         "files": target.files,
     }
@@ -177,7 +193,7 @@ async def _write_body(target: _Target, reader: Reader, digest: Digest) -> int:
 
 async def _inspections(given: Given) -> AsyncIterator[dict[str, Any]]:
     if given.earlier_inspections is not None:
-        for line in _json_lines(given.earlier_inspections, "--inspections"):
+        for line in _json_lines(given.earlier_inspections, "--inspections")[1]:
             yield line
     async for line in given.inspections:
         yield line
@@ -194,24 +210,36 @@ def _copy_segment(target: _Target, segment: Path) -> None:
 
 
 def _copy_provider_receipts(target: _Target, path: Path) -> None:
-    """Its whole lines, byte for byte; a last one without its newline is still being written."""
-    for number, line in enumerate(_json_lines(path, "--provider-receipts"), 1):
-        for name, kind in _PROVIDER_FIELDS.items():
-            if not isinstance(line.get(name), kind):
+    """Its lines, byte for byte."""
+    raw_lines, lines = _json_lines(path, "--provider-receipts")
+    for number, line in enumerate(lines, 1):
+        for name, is_right in _PROVIDER_FIELDS.items():
+            if not is_right(line.get(name)):
                 raise BundleError(
-                    f"Line {number} of {path} has no {name} ({kind.__name__}). --provider-receipts takes one JSON object a "
-                    "request with method, path, body_blake3 and complete."
+                    f"Line {number} of {path}: {name} is {line.get(name)!r}. --provider-receipts takes one JSON object a "
+                    "request with method, path, body_blake3 (64 hex digits) and complete; idempotency_key and "
+                    "client_request_id are text, null or left out."
                 )
     with target.open("provider_receipts.jsonl") as file:
-        file.writelines(line + b"\n" for line in path.read_bytes().split(b"\n")[:-1])
+        file.writelines(line + b"\n" for line in raw_lines)
     target.seal("provider_receipts.jsonl")
 
 
-def _json_lines(path: Path, option: str) -> list[dict[str, Any]]:
+def _json_lines(path: Path, option: str) -> tuple[list[bytes], list[dict[str, Any]]]:
+    """The lines as they are, and what they say. Read once: what is checked is what is copied."""
     try:
-        lines = [orjson.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
-    except (OSError, orjson.JSONDecodeError) as error:
-        raise BundleError(f"{option} {path} cannot be read as lines of JSON: {error}.") from error
-    if any(not isinstance(line, dict) for line in lines):
-        raise BundleError(f"{option} {path} holds a line that is no JSON object.")
-    return lines
+        raw_lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise BundleError(f"{option} {path} cannot be read ({error.strerror}).") from error
+    lines = []
+    for number, raw in enumerate(raw_lines, 1):
+        try:
+            line = orjson.loads(raw)
+        except orjson.JSONDecodeError as error:
+            raise BundleError(
+                f"Line {number} of {option} {path} is no JSON ({error}). If it broke off, take it away or wait for the rest."
+            ) from error
+        if not isinstance(line, dict):
+            raise BundleError(f"Line {number} of {option} {path} is no JSON object.")
+        lines.append(line)
+    return raw_lines, lines

@@ -135,7 +135,9 @@ def create_or_check(db: sqlite3.Connection, ledger_id: str, path: str) -> None:
             f"{path} has format {version}; this sendonce reads {FORMAT}. Use the version that wrote it."
         )
     if db.execute(SCHEMA).fetchall() != schema():
-        raise StateDirError(f"{path} lacks a table, an index or a trigger of format {FORMAT}. {RESTORE}")
+        raise StateDirError(
+            f"{path} has other tables, indexes or triggers than format {FORMAT}. Take away what was added, or: {RESTORE}"
+        )
 
 
 @cache

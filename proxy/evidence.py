@@ -17,6 +17,7 @@ from proxy.inspection import alive_calls, alive_in
 from proxy.views import call_detail, call_row
 
 ROOM_FACTOR: Final = 2  # of the plain bodies: events, receipts and inspections take less than they do, nearly always
+EXPORTS_LIMIT: Final = 5  # a start or a stop beside it ends within milliseconds
 Progress = Callable[[int, int], None]
 
 
@@ -67,13 +68,25 @@ async def export(
     provider_receipts: Path | None = None,
     earlier_inspections: Path | None = None,
 ) -> Exported:
-    """Beside a living proxy or without one; appends nothing. Raises BundleError and what an unreadable ledger raises."""
-    owner = await alive_calls(state_dir)
+    """Beside a living proxy or without one; appends nothing. Raises BundleError and what an unreadable ledger raises.
+
+    Without an owner nothing may be written meanwhile, and the bundle says so. If something was, a proxy was just starting, or
+    ending: then it is done again.
+    """
+    directory = bundle.new_directory(directory)
     async with open_reader(state_dir.ledger) as reader, open_reader(state_dir.ledger) as beside:
-        given = Given(
-            clock.now_ms(), owner is not None, recorded(reader, beside, owner), provider_receipts, earlier_inspections
-        )
-        return await bundle.export(reader, state_dir.receipts, bundle.new_directory(directory), given, progress)
+        for _ in range(EXPORTS_LIMIT):
+            owner = await alive_calls(state_dir)
+            lines = recorded(reader, beside, owner)
+            given = Given(clock.now_ms(), owner is not None, lines, provider_receipts, earlier_inspections)
+            made = await bundle.export(reader, state_dir.receipts, directory, given, progress)
+            if owner is not None or await beside.head() == made.head:
+                return made
+            shutil.rmtree(directory)
+            directory.mkdir(mode=0o700)
+    raise BundleError(
+        f"The ledger in {state_dir.root} keeps changing and nobody answers for it. Try again in a moment."
+    )
 
 
 async def verify(
@@ -98,8 +111,8 @@ def _room(work_dir: Path | None, needed_bytes: int) -> Iterator[Path]:
         ) from error
     if free < needed_bytes:
         raise BundleError(
-            f"The plain bodies take about {needed_bytes // 2**20} MiB while they are checked, and {parent} has "
-            f"{free // 2**20} MiB free. Name a directory with more room with --work-dir."
+            f"The plain bodies and what is said of them may take {needed_bytes // 2**20} MiB while they are checked, and "
+            f"{parent} has {free // 2**20} MiB free. Name a directory with more room with --work-dir."
         )
     with tempfile.TemporaryDirectory(prefix="sendonce-verify-", dir=parent) as directory:
         yield Path(directory)

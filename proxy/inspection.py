@@ -18,6 +18,7 @@ from ledger.errors import LedgerError
 from ledger.events import EpochOpened
 from ledger.ids import NO_CHAIN, CallId, Digest, Key
 from ledger.operations import Append, Appended
+from ledger.queries import RESTORE
 from ledger.reader import open_reader
 from ledger.receipts import read_segment, segments
 from ledger.recovery import Acceptance, Recovered
@@ -248,7 +249,7 @@ async def _ledger(state_dir: StateDir) -> Finding:
                 return Finding(
                     "ledger",
                     ok=False,
-                    says=f"SQLite finds damage: {integrity}. Restore a backup, then sendonce recover.",
+                    says=f"SQLite finds damage: {integrity}. {RESTORE}",
                 )
             chain, count = NO_CHAIN, 0
             async for record, link, call in records:
@@ -258,7 +259,7 @@ async def _ledger(state_dir: StateDir) -> Finding:
                     return Finding(
                         "ledger",
                         ok=False,
-                        says=f"event {count} was changed after it was written. Restore a backup, then sendonce recover.",
+                        says=f"event {count} was changed after it was written. {RESTORE}",
                     )
     except (LedgerError, sqlite3.DatabaseError) as error:
         return Finding("ledger", ok=False, says=f"{error}")
@@ -275,7 +276,7 @@ async def _bodies(state_dir: StateDir) -> Finding:
                     async for _ in pieces:
                         pass
     except (LedgerError, sqlite3.DatabaseError) as error:
-        return Finding("bodies", ok=False, says=f"{error}. Restore a backup, then sendonce recover.")
+        return Finding("bodies", ok=False, says=f"{error}. {RESTORE}")
     return Finding("bodies", ok=True, says=f"{len(digests)} bodies, each as its digest says")
 
 

@@ -238,5 +238,5 @@ def test_ledger_without_a_trigger_is_refused(tmp_path: Path) -> None:
     """Nothing else keeps its events from being changed."""
     with ledger_in(tmp_path) as ledger:
         ledger.store._db.execute("DROP TRIGGER event_is_never_updated")
-    with pytest.raises(StateDirError, match="lacks a table"):
+    with pytest.raises(StateDirError, match="other tables, indexes or triggers"):
         Store.open(tmp_path / "ledger.db", "ledger")

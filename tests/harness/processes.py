@@ -21,7 +21,6 @@ from ledger.epochs import StateDir
 from proxy import inspection
 
 ROOT = Path(__file__).resolve().parents[2]
-START_LIMIT_S = 30
 ANSWER_LIMIT_S = 30
 ASK_AGAIN_S = 0.03
 

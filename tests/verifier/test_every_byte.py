@@ -6,6 +6,7 @@ a change of the WAL or the receipts does, a call that was sent never reads as no
 """
 
 import asyncio
+import json
 import shutil
 import sqlite3
 from collections import Counter
@@ -91,15 +92,25 @@ class Original:
     def judge(self) -> Verdict:
         """Of the files as they are now. Raises AssertionError if they pass for sound and are not harmless."""
         reads, events = self.read()
-        untouched = (self.paths.root / RECEIPTS).read_bytes() == self.files[RECEIPTS]
+        untouched = self._receipts() == self.files[RECEIPTS]
         if untouched and reads == self.reads:
-            return "harmless: every row reads as before"
+            return self._judge_equal()
         if untouched and reads in self.known:
             return self.known[reads]
         verdict = self._judge(events)
         if untouched:
             self.known[reads] = verdict
         return verdict
+
+    def _judge_equal(self) -> Verdict:
+        """Every row reads as before; and what only a writer meets in the pages does it no harm either."""
+        refused, is_absent = self._start()
+        assert not is_absent, "what was sent reads as not sent"
+        if refused is not None:
+            return f"start: {refused}"
+        reads, _ = self.read()
+        assert not reads.startswith("complaint"), reads
+        return "harmless: every row reads as before, and a start writes on"
 
     def _judge(self, events: list[Any]) -> Verdict:
         found = verified(self.paths, self.work / "bundle")
@@ -112,7 +123,20 @@ class Original:
         assert events == self.events[: len(events)], "it passes for sound, and it is no earlier state of itself"
         if len(events) < len(self.events):
             return "harmless: an earlier state of itself, from which nothing that was sent is missing"
-        return "harmless: the padding or the torn end of the receipt log, mended"
+        return self._judge_receipts()
+
+    def _judge_receipts(self) -> Verdict:
+        """After a start that nothing stopped: what of the log was changed for good?"""
+        before, now = (content.rstrip(b"\0").split(b"\n") for content in (self.files[RECEIPTS], self._receipts()))
+        if now == before:
+            return "harmless: the padding or the last newline, mended"
+        assert now[:-2] == before[:-2], "more than the last line of the receipt log is another one"
+        was, is_now = json.loads(before[-2]), json.loads(now[-2])
+        assert was | {"at": is_now["at"]} == is_now, "the last receipt says something else"
+        return "harmless: the time of day of the last receipt, which is for people"
+
+    def _receipts(self) -> bytes:
+        return (self.paths.root / RECEIPTS).read_bytes()
 
     def _start(self) -> tuple[str | None, bool]:
         """Starts on it, in place. Why that is refused, or None; and whether the call that was sent reads as not sent then."""
