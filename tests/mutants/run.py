@@ -130,10 +130,8 @@ def survivors(mutant: str) -> list[str]:
             passed, said = run_check(check, copy)
             caught = not passed and sign in said
             missed += [] if caught else [check]
-            print(
-                f"{mutant:32} {'SURVIVES' if passed else 'caught by':10} {check:24} {time.monotonic() - began:6.1f} s",
-                flush=True,
-            )
+            verdict = "caught by" if caught else "SURVIVES"
+            print(f"{mutant:30} {verdict:10} {check:22} {time.monotonic() - began:5.1f} s  {sign}", flush=True)
     return missed
 
 
