@@ -100,7 +100,9 @@ def new_directory(path: Path) -> Path:
     except OSError as error:
         raise BundleError(f"{path} cannot be written ({error.strerror}). Name another directory.") from error
     if in_use:
-        raise BundleError(f"{path} is not empty. Name a new directory.")
+        raise BundleError(
+            f"{path} is not empty. Name a new directory, or remove what an export that broke off left there."
+        )
     return path
 
 
@@ -227,6 +229,8 @@ def _copy_provider_receipts(target: _Target, path: Path) -> None:
 
 def _json_lines(path: Path, option: str) -> tuple[list[bytes], list[dict[str, Any]]]:
     """The lines as they are, and what they say. Read once: what is checked is what is copied."""
+    if not path.is_file():
+        raise BundleError(f"{option} {path} is no file.")
     try:
         raw_lines = path.read_bytes().splitlines()
     except OSError as error:

@@ -30,6 +30,8 @@ EVENTS_OF_LEDGER: Final = "SELECT record, chain FROM event WHERE call_id IS NULL
 EVENTS_OF_CALL: Final = "SELECT record, chain FROM event WHERE call_id = ? ORDER BY seq"
 ALL_EVENTS: Final = "SELECT record, chain, call_id FROM event ORDER BY seq"
 COUNT_EVENTS: Final = "SELECT count(*) FROM event"
+# Told apart by text first: a record need not be parsed for it, and few are needed.
+NEWEST_STARTS: Final = """SELECT record, chain FROM event WHERE instr(record, '"attempt.started"') ORDER BY seq DESC"""
 EVENT_AT: Final = "SELECT record, chain FROM event WHERE seq = ?"
 LAST_OCCURRENCE: Final = "SELECT coalesce(max(occurrence), 0) FROM call_index WHERE scope = ? AND key = ?"
 GENERATION_BEFORE: Final = """

@@ -88,6 +88,9 @@ class Reader:
         """SQLite's own check of its file, and ours of its schema: "ok" or what is wrong. Reads everything."""
         rows = list(await self._db.execute_fetchall("PRAGMA integrity_check"))
         schema = [tuple(row) for row in await self._db.execute_fetchall(queries.SCHEMA)]
+        (version,) = await self._db.execute_fetchall("PRAGMA user_version")
+        if version[0] != queries.FORMAT:
+            return f"its format is {version[0]}, this sendonce reads {queries.FORMAT}"
         return str(rows[0][0]) if rows[0][0] != "ok" or schema == queries.schema() else "its schema is another one"
 
     async def all_events(self) -> AsyncGenerator[tuple[str, str, CallId | None], None]:
@@ -124,7 +127,7 @@ class Reader:
 @asynccontextmanager
 async def open_reader(ledger: Path) -> AsyncIterator[Reader]:
     """Raises StateDirError where there is no ledger yet."""
-    if not ledger.exists():  # noqa: ASYNC240 - one stat, before anything is served
+    if not ledger.is_file():  # noqa: ASYNC240 - one stat, before anything is served
         raise StateDirError(f"There is no ledger at {ledger}. Start the proxy once, or name its --state-dir.")
     async with aiosqlite.connect(f"file:{quote(str(ledger))}?mode=ro", uri=True) as db:
         rows = await db.execute_fetchall(queries.EVENTS_OF_LEDGER)

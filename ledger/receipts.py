@@ -21,6 +21,7 @@ SEGMENT_LIMIT_BYTES: Final = 64 * 1024 * 1024  # one segment is read at start: a
 BLOCK_BYTES: Final = 64 * 1024  # a file of another size was cut; some 120 lines, so that extending it is rare
 SECTOR_BYTES: Final = 512  # what a disk writes whole or not at all
 SEGMENT_NAME: Final = "{:06d}.jsonl"
+_SEGMENT: Final = re.compile(r"\d{6}\.jsonl")
 REMEDY: Final = (
     "Restore it; or move the receipts directory aside and put on record that unknown calls stay unknown: "
     'sendonce recover --accept-lost-tail --reason "…"'
@@ -54,18 +55,14 @@ class ReceiptLog:
         self.is_synced = True
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         names = segments(directory)
-        end = _mend_tail(names[-1]) if names else 0
-        if names and end == 0:  # died while the segment was being created: create it again
-            names.pop().unlink()
-            end = _mend_tail(names[-1]) if names else 0
         if not names:
             self._begin_segment(1, Position(new_lineage, 0, NO_CHAIN))
             return
-        self._number, self._end = int(names[-1].stem), end
+        self._number, self._end = len(names), _mend_tail(names[-1])
         self._fd = os.open(names[-1], os.O_WRONLY | os.O_CLOEXEC)
         self._size = os.fstat(self._fd).st_size
         self.sync()  # what a killed process wrote may still be in the page cache only
-        lines = list(read_segment(names[-1]))
+        lines = list(read_since(directory, 0, names[-2:]))  # with the one before: it has to continue that
         first, last = lines[0], lines[-1]
         self.position = Position(first.row["lineage"], last.row["n"], last.digest)
 
@@ -87,11 +84,15 @@ class ReceiptLog:
         os.close(self._fd)
 
     def _begin_segment(self, number: int, position: Position) -> None:
+        """Under another name until it has its first line: a segment without one was damaged, never half made."""
         path = self._directory / SEGMENT_NAME.format(number)
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        unfinished = path.with_suffix(".new")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._fd = os.open(unfinished, flags, 0o600)
         self._number, self._end, self._size, self.position = number, 0, 0, position
         self._write([{"kind": "segment", "lineage": position.lineage, "ledger": self._ledger_id}])
         self.sync()
+        unfinished.rename(path)
         sync_directory(self._directory)
 
     def _write(self, rows: list[dict[str, Any]]) -> None:
@@ -125,8 +126,14 @@ class Line:
 
 
 def segments(directory: Path) -> list[Path]:
-    """Oldest first."""
-    return sorted(directory.glob("[0-9]*.jsonl"))
+    """Oldest first. Raises WitnessesDisagreeError where one is missing; files of other names are nobody's evidence."""
+    found = sorted(path for path in directory.glob("*.jsonl") if _SEGMENT.fullmatch(path.name))
+    for number, path in enumerate(found, 1):
+        if path.name != SEGMENT_NAME.format(number):
+            raise WitnessesDisagreeError(
+                f"The receipt log in {directory} lacks its segment {SEGMENT_NAME.format(number)}. {REMEDY}"
+            )
+    return found
 
 
 def read_segment(path: Path) -> Iterator[Line]:
@@ -139,12 +146,14 @@ def read_segment(path: Path) -> Iterator[Line]:
             raise WitnessesDisagreeError(_broken(path, line.row["n"]))
         previous = line
         yield line
+    if previous is None:
+        raise WitnessesDisagreeError(f"{path} has no line: it was emptied after it was written. {REMEDY}")
 
 
-def read_since(directory: Path, count: int) -> Iterator[Line]:
+def read_since(directory: Path, count: int, among: list[Path] | None = None) -> Iterator[Line]:
     """The lines from number `count` on (that one included), one at a time, over as many segments as hold them."""
     previous: Line | None = None
-    for path in _from(segments(directory), count):
+    for path in _from(among or segments(directory), count):
         for line in read_segment(path):
             if previous is not None and (line.row["n"], line.row["prev"]) != (previous.row["n"] + 1, previous.digest):
                 raise WitnessesDisagreeError(_broken(path, line.row["n"]))
@@ -186,7 +195,7 @@ def _written(path: Path) -> bytes:
 
 
 def _mend_tail(path: Path) -> int:
-    """Undoes a write that a crash tore; returns where the lines end. Raises WitnessesDisagreeError for any other damage.
+    """Undoes a write that a crash tore; returns where the lines end, 0 if there are none. Raises WitnessesDisagreeError for any other damage.
 
     A torn line vouches for nothing: it was never synced, so nothing left for it, and it is zeroed. One that is whole and
     continues the chain lacks only its newline: it is evidence that something was sent, so it is kept.

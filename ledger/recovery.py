@@ -100,21 +100,21 @@ def _recover(
     _check_identity(state_dir.root, last, identity, acceptance)
     left = store.in_flight(last.epoch) if last else ()
     if last is not None and acceptance is None and not segments(state_dir.receipts):
-        raise WitnessesDisagreeError(_disagreement(state_dir.root, [], unbroken=False))
+        raise WitnessesDisagreeError(_disagreement(state_dir.root, NO_LOG))
     receipts = opened.enter_context(closing(ReceiptLog(state_dir.receipts, store.meta("ledger_id"), fresh.lineage)))
-    compared = _compare(store, state_dir.receipts, last, receipts.position, {state.call for state in left})
-    sent, missing = compared.sent, compared.missing
-    unbroken = compared.unbroken and not any(_was_answered(state) and not _was_sent(state, sent) for state in left)
-    if acceptance is None and (missing or not unbroken):
-        raise WitnessesDisagreeError(_disagreement(state_dir.root, missing, unbroken=unbroken))
-    if acceptance is not None and last is not None and _agree(last, identity) and unbroken and not missing:
+    compared = _compare(store, state_dir.receipts, last, receipts.position, left)
+    if acceptance is None and not compared.agrees:
+        raise WitnessesDisagreeError(_disagreement(state_dir.root, compared))
+    if acceptance is not None and last is not None and _agree(last, identity) and compared.agrees:
         raise NothingToAcceptError(
             f"The witnesses of {state_dir.root} agree; there is nothing to accept. Start it: sendonce serve"
         )
     salvaged = [state.call for state in left if _salvage(store, state_dir, state, judge, fresh.now_ms)]
     # In a copy or beside a broken log a missing receipt proves nothing: those calls stay unknown.
     proven = (
-        [] if acceptance else [state for state in left if state.call not in salvaged and not _was_sent(state, sent)]
+        []
+        if acceptance
+        else [state for state in left if state.call not in salvaged and not _was_sent(state, compared.sent)]
     )
     for state in proven:
         _record_not_sent(store, state, fresh.now_ms)
@@ -123,7 +123,7 @@ def _recover(
     closed = (
         [Entry(None, None, EpochClosed(last.epoch, "successor"))] if last and not store.is_closed(last.epoch) else []
     )
-    witnessed = [_witness(line.row) for line in missing]
+    witnessed = [_witness(line.row) for line in compared.missing]
     _commit(store, Append((*closed, Entry(None, None, opening), *witnessed)), fresh.now_ms)
     sync_directory(state_dir.root)  # SQLite syncs its WAL's name itself, and goes on when that fails
     passed("recovery-after-epoch")
@@ -185,20 +185,33 @@ def _agree(last: EpochOpened, identity: FileIdentity) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
-    """`sent`: of the calls in flight, which attempts have their receipt. `missing`: lines whose attempt the ledger lacks."""
+    """`sent`: of the calls asked for, which attempts have their receipt. `missing`: lines whose attempt the ledger lacks.
+    `is_held`: the ledger holds what the newest line witnesses, so it holds what every line does.
+    """
 
     unbroken: bool
+    is_held: bool
     sent: set[tuple[str, int]]
     missing: list[Line]
 
+    @property
+    def agrees(self) -> bool:
+        return self.unbroken and self.is_held and not self.missing
+
+
+NO_LOG: Final = _Compared(unbroken=False, is_held=True, sent=set(), missing=[])
+
 
 def _compare(
-    store: Store, directory: Path, last: EpochOpened | None, position: Position, in_flight: set[CallId]
+    store: Store, directory: Path, last: EpochOpened | None, position: Position, left: tuple[CallState, ...]
 ) -> _Compared:
     """The receipt lines since the position that the last epoch recorded, against the ledger; one line in memory at a time.
 
-    Both are chains: where the newest `sent` line names an event that the ledger holds with that link, all earlier ones do.
+    Both are chains: where the newest line names an event that the ledger holds with that link, all earlier ones do; and a
+    log that has the `sent` line of the last answered attempt has not lost its end before it.
     """
+    answered = _newest_answered(store, last)
+    asked = {state.call for state in left} | ({answered[0]} if answered else set())
     lines = read_since(directory, last.receipts_count if last else 1)
     first = next(lines, None)
     unbroken = last is None or (
@@ -210,31 +223,32 @@ def _compare(
         lines = read_since(directory, 1)
     sent, newest = set(), None
     for line in lines:
-        if line.row["kind"] == "sent":
+        if line.row["kind"] != "segment":
             newest = line
-            if line.row["call"] in in_flight:
-                sent.add((line.row["call"], line.row["attempt"]))
-    agrees = newest is None or (unbroken and _is_recorded(store, newest.row))
-    if agrees:
-        return _Compared(unbroken, sent, [])
+        if line.row["kind"] == "sent" and line.row["call"] in asked:
+            sent.add((line.row["call"], line.row["attempt"]))
+    unbroken = unbroken and (answered is None or answered in sent)
+    is_held = newest is None or _is_recorded(store, newest.row)
+    if is_held and unbroken:
+        return _Compared(unbroken, is_held, sent, [])
     again = read_since(directory, last.receipts_count + 1 if last and unbroken else 1)
     missing = [line for line in again if line.row["kind"] == "sent" and not _is_recorded(store, line.row)]
-    return _Compared(unbroken, sent, missing)
+    return _Compared(unbroken, is_held, sent, missing)
 
 
-def _disagreement(root: Path, missing: list[Line], *, unbroken: bool) -> str:
-    if not missing:
+def _disagreement(root: Path, compared: _Compared) -> str:
+    if not compared.missing:
         return (
-            "The receipt log is not the one this ledger was written beside: the position the last epoch recorded is gone, or "
-            "an attempt that was answered has no receipt. "
+            "The receipt log is not the one this ledger was written beside: the position the last epoch recorded is gone, an "
+            "attempt that was answered has no receipt, or an answer has a receipt and is not in the ledger. "
             "Restore it, or accept that unknown calls stay unknown. "
             + RECOVER.format(shlex.quote(str(root)), "lost-tail")
         )
-    names = [attempt_id(CallId(line.row["call"]), line.row["attempt"]) for line in missing]
+    names = [attempt_id(CallId(line.row["call"]), line.row["attempt"]) for line in compared.missing]
     named = ", ".join(names[:NAMED_AT_MOST]) + (
         f" and {len(names) - NAMED_AT_MOST} more" if len(names) > NAMED_AT_MOST else ""
     )
-    log = "" if unbroken else " The receipt log itself is not the one this ledger was written beside."
+    log = "" if compared.unbroken else " The receipt log itself is not the one this ledger was written beside."
     return (
         f"The receipt log proves {len(names)} attempts that the ledger does not know: {named}. The ledger is older than "
         f"its witness: a restored backup or a lost tail.{log} " + RECOVER.format(shlex.quote(str(root)), "lost-tail")
@@ -278,9 +292,17 @@ def _is_recorded(store: Store, row: dict[str, Any]) -> bool:
     return state is not None and any(each.witnessed and each.number == row["attempt"] for each in state.attempts)
 
 
-def _was_answered(state: CallState) -> bool:
-    """Its head came, so it was sent; a log without its `sent` receipt has lost lines."""
-    return state.attempt is not None and state.attempt.acknowledged is not None
+def _newest_answered(store: Store, last: EpochOpened | None) -> tuple[CallId, int] | None:
+    """The last one to start of the attempts that the last epoch saw answered, so it was sent; a log without its `sent` receipt
+    has lost its end. Newer starts are in flight, so few are looked at.
+    """
+    for call, number in store.newest_starts(last.epoch) if last else ():
+        state = store.state(call)
+        attempts = state.attempts if state else ()
+        heads = [each.acknowledged or each.observed for each in attempts if each.number == number]
+        if any(head is not None and head.status is not None for head in heads):
+            return call, number
+    return None
 
 
 def _was_sent(state: CallState, sent: set[tuple[str, int]]) -> bool:

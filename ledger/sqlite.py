@@ -8,6 +8,7 @@ group commit cannot spoil each other: what remains to fail is the disk, and that
 import os
 import sqlite3
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal
@@ -15,7 +16,7 @@ from typing import Final, Literal
 from ledger import queries
 from ledger.calls import CallState
 from ledger.claims import claim_fault
-from ledger.codec import chained, encode
+from ledger.codec import chained, decode, encode
 from ledger.errors import ClaimLostError, ConflictError, IllegalTransitionError, StateDirError, UnrecordableEventError
 from ledger.events import AttemptStarted, CallRequested, EpochClosed, EpochOpened, Recorded
 from ledger.ids import NO_CHAIN, CallId, Digest, Head, Key, Scope
@@ -216,6 +217,16 @@ class Store:
     def event_at(self, seq: int) -> Recorded | None:
         events = queries.read_events(self._db.execute(queries.EVENT_AT, (seq,)))
         return events[0] if events else None
+
+    def newest_starts(self, epoch: int) -> Iterator[tuple[CallId, int]]:
+        """The attempts that this epoch started, newest first, read as they are asked for."""
+        for record, chain in self._db.execute(queries.NEWEST_STARTS):
+            started = decode(record, Digest(chain))
+            if not isinstance(started.event, AttemptStarted):
+                continue
+            if started.event.epoch != epoch or started.call is None or started.attempt is None:
+                return
+            yield started.call, started.attempt
 
     def meta(self, name: str) -> str:
         return str(self._db.execute(queries.META, (name,)).fetchone()[0])

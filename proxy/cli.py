@@ -6,6 +6,7 @@ Exit codes: 0 · 1 the demo failed · 2 usage or configuration · 3 port · 4 st
 
 import getpass
 import os
+import signal
 import sqlite3
 import sys
 from collections.abc import Coroutine
@@ -217,6 +218,8 @@ def verify(
 ) -> None:
     """Have the independent verifier check the state dir, beside a living proxy or without one."""
     paths = _state_dir(state_dir)
+    for signum in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C does: what was written out in the plain is removed
+        signal.signal(signum, lambda number, _: sys.exit(128 + number))
     try:
         with tables.bodies_progress(errors) as progress:
             report = _run(evidences.verify(paths, work_dir, progress, provider_receipts))

@@ -12,11 +12,12 @@ from ledger.bundle import BundleError, Exported, Given
 from ledger.epochs import StateDir
 from ledger.ids import Head
 from ledger.reader import Reader, open_reader
+from ledger.receipts import segments
 from proxy import clock
 from proxy.inspection import alive_calls, alive_in
 from proxy.views import call_detail, call_row
 
-ROOM_FACTOR: Final = 2  # of the plain bodies: events, receipts and inspections take less than they do, nearly always
+ROOM_FACTOR: Final = 4  # of the ledger's files: events once more in the plain, and what `calls` and `show` say of them
 EXPORTS_LIMIT: Final = 5  # a start or a stop beside it ends within milliseconds
 Progress = Callable[[int, int], None]
 
@@ -73,7 +74,7 @@ async def export(
     Without an owner nothing may be written meanwhile, and the bundle says so. If something was, a proxy was just starting, or
     ending: then it is done again.
     """
-    directory = bundle.new_directory(directory)
+    directory = _outside(state_dir, directory)
     async with open_reader(state_dir.ledger) as reader, open_reader(state_dir.ledger) as beside:
         for _ in range(EXPORTS_LIMIT):
             owner = await alive_calls(state_dir)
@@ -89,12 +90,21 @@ async def export(
     )
 
 
+def _outside(state_dir: StateDir, directory: Path) -> Path:
+    if directory.absolute().is_relative_to(state_dir.root):
+        raise BundleError(f"{directory} is inside the state directory. Name one outside it.")
+    return bundle.new_directory(directory)
+
+
 async def verify(
     state_dir: StateDir, work_dir: Path | None, progress: Progress, provider_receipts: Path | None = None
 ) -> verifier.Report:
     """Exports into a directory of its own, has the verifier read that, and removes it."""
     async with open_reader(state_dir.ledger) as reader:
-        needed = ROOM_FACTOR * await reader.bodies_bytes()
+        bodies = await reader.bodies_bytes()
+    files = [state_dir.ledger, state_dir.wal]
+    ledger = sum(path.stat().st_size for path in files if path.exists())
+    needed = bodies + ROOM_FACTOR * ledger + sum(path.stat().st_size for path in segments(state_dir.receipts))
     with _room(work_dir, needed) as directory:
         await export(state_dir, directory, progress, provider_receipts)
         return verifier.verify(directory)
@@ -111,7 +121,7 @@ def _room(work_dir: Path | None, needed_bytes: int) -> Iterator[Path]:
         ) from error
     if free < needed_bytes:
         raise BundleError(
-            f"The plain bodies and what is said of them may take {needed_bytes // 2**20} MiB while they are checked, and "
+            f"What is written out to be checked may take {needed_bytes // 2**20} MiB, and "
             f"{parent} has {free // 2**20} MiB free. Name a directory with more room with --work-dir."
         )
     with tempfile.TemporaryDirectory(prefix="sendonce-verify-", dir=parent) as directory:

@@ -36,6 +36,7 @@ class Unreadable(Exception):  # noqa: N818 - it is the verdict's own word
 class Bundle:
     directory: Path
     ledger_id: str
+    owner: bool  # did a living proxy own the ledger while it was read?
     head: tuple[int, str] | None
     receipts_through: int
     unreadable: dict[str, str]
@@ -152,6 +153,7 @@ def open_bundle(directory: Path) -> Bundle:
     return Bundle(
         directory=directory,
         ledger_id=about["ledger_id"],
+        owner=about["owner"],
         head=head_of(about["head"], "bundle.json: head"),
         receipts_through=about["receipts_through"],
         unreadable=unreadable,

@@ -1,8 +1,11 @@
 """One call as its events tell it: the ladder, the fold, and what is derived from both (FORMAT.md, section 9)."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from blake3 import blake3
 
 from ledger.verifier.records import Event
 
@@ -68,12 +71,19 @@ IN_FLIGHT = {"started", "acknowledged"}
 UNFINISHED = {"response", "interpreted", "retry_decided", "attempt_completed"}
 
 
+def told_digest(before: bytes, said: object) -> bytes:
+    """One digest over a list of JSON values, one at a time: equal for equal lists, and true is not 1 here."""
+    text = json.dumps(said, sort_keys=True, separators=(",", ":"))
+    return blake3(before + text.encode()).digest()
+
+
 @dataclass(slots=True)
 class Attempt:
     epoch: int | None = None  # null: witnessed
     started_seq: int = 0  # 0: not started here
     witness: Mapping[str, Any] | None = None  # data of its attempt.witnessed
     witness_seq: int = 0
+    witness_accepted: bool = False  # stands its receipt before an acceptance that the witness follows?
     acknowledged_seq: int = 0
     acknowledged_status: int | None = None
     observed_seq: int = 0  # of the newest observation that is not late
@@ -82,6 +92,7 @@ class Attempt:
     status: int | None = None
     response: str | None = None  # digest
     seen: bool = False  # any observation, late ones too
+    proven_unsent: bool = False  # a start found no sent receipt of it: the one proof of absence that needs no answer
     framing: str | None = None
     interpretations: int = 0
     effect: str | None = None
@@ -91,7 +102,7 @@ class Attempt:
 
     @property
     def head_status(self) -> int | None:
-        return self.acknowledged_status if self.status is None else self.status
+        return self.acknowledged_status if self.observation is None else self.status
 
     @property
     def may_have_effect(self) -> bool:
@@ -101,7 +112,6 @@ class Attempt:
 @dataclass(slots=True)
 class Call:
     call_id: str
-    order: int  # seq of its first event
     identity: Mapping[str, Any] | None = None  # scope, key, key_source, occurrence, generation, upstream, caller_exact
     epoch: int | None = None
     marked: bool = False
@@ -110,7 +120,7 @@ class Call:
     continues: str | None = None
     supersedes: str | None = None
     superseded_by: str | None = None
-    accepted: bool = False  # its claim accepts an earlier effect
+    further_effects: int = 0  # how many its claim allows beyond the occurrence's one
     resumed: bool = False
     asks: dict[str, str] | None = None  # what call.resumed compares: of the manifest, by word
     request: str | None = None  # digest
@@ -123,6 +133,11 @@ class Call:
     decision_seq: int | None = None
     last_seq: int = 0
     last_link: str = ""
+    told: dict[str, bytes] = field(default_factory=dict)  # what `show` lists, by part: a digest over all of it
+
+    def tell(self, part: str, said: object) -> None:
+        """Follow a part of `show` by its digest alone: every call has one, so none is held as text."""
+        self.told[part] = told_digest(self.told.get(part, b""), said)
 
     @property
     def attempt(self) -> Attempt | None:

@@ -1,13 +1,12 @@
 """What the events read so far tell, folded into one compact state a call and 32 bytes a link."""
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from blake3 import blake3
 
-from ledger.verifier.calls import LADDER, STAY, Attempt, Call, step_of
+from ledger.verifier.calls import LADDER, STAY, Attempt, Call, step_of, told_digest
 from ledger.verifier.records import MARKER, Event
 
 LINK_BYTES = 32
@@ -41,10 +40,10 @@ class Ledger:
     occurrences: dict[tuple[str, str], int] = field(default_factory=dict)  # the highest of a key
     epochs: dict[int, Epoch] = field(default_factory=dict)
     open_epoch: int | None = None
-    last_accepted: Epoch | None = None  # an operator accepted a loss for it: what receipts said before it may be gone
+    last_accepted: Epoch | None = None  # an operator accepted a loss for it: what came before it may be gone
+    accepted_receipts: int = 0  # the furthest position of those
     observations: dict[int, tuple[str, int | None, str | None]] = field(default_factory=dict)  # by seq
     bodies: dict[str, Body] = field(default_factory=dict)  # those that an event keeps, by digest
-    watched: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # events of the calls that a `show` is about
     texts: dict[str, str] = field(default_factory=dict)  # scopes, upstreams and callers, each held once
 
     @property
@@ -64,10 +63,9 @@ class Ledger:
             return
         call = self.calls.get(event.call)
         if call is None:
-            call = self.calls[event.call] = Call(event.call, order=event.seq)
+            call = self.calls[event.call] = Call(event.call)
         call.last_seq, call.last_link = event.seq, event.link
-        if event.call in self.watched:
-            self.watched[event.call].append({"seq": event.seq, "kind": event.kind, "attempt": event.attempt})
+        call.tell("events", {"seq": event.seq, "kind": event.kind, "attempt": event.attempt})
         if record := RECORDS.get(event.kind):
             record(self, call, event)
         after = LADDER[call.evidence].get(step_of(event))
@@ -92,6 +90,7 @@ class Ledger:
         )
         if data["accepted"] is not None:
             self.last_accepted = epoch
+            self.accepted_receipts = max(self.accepted_receipts, epoch.receipts)
 
     def identify(self, call: Call, data: Mapping[str, Any]) -> None:
         """Take the call's identity from its first event, and supersede what it continues."""
@@ -124,31 +123,30 @@ class Ledger:
 def requested(ledger: Ledger, call: Call, event: Event) -> None:
     data = event.data
     epoch = ledger.epochs.get(data["epoch"])
-    before = ledger.groups.get((data["scope"], data["key"], data["occurrence"]))
     call.marked = call.marked or (epoch is not None and epoch.marked)
     call.epoch, call.continues = data["epoch"], data["continues"]
-    # Settled by a decision is accepted too: whoever decided not_served answers for the second effect.
-    decided = before is not None and before.evidence == "decided_not_served"
-    needed = before is not None and before.effect != "absent"
-    call.accepted = decided or (needed and data["accepts_attempt"] is not None and data["authority"] is not None)
+    continued = ledger.calls.get(data["continues"]) if data["continues"] else None
+    call.further_effects = (data["accepts_attempt"] is not None and data["authority"] is not None) + (
+        continued is not None and continued.decision == "not_served"
+    )
     ledger.identify(call, data)
 
 
 def manifest(ledger: Ledger, call: Call, event: Event) -> None:
     data = event.data
     body = data["body"]
-    context = json.dumps(data["context"], sort_keys=True)
     call.request = body["digest"] if body else None
     call.asks = {
         "method": data["method"],
         "intent_digest": data["intent_digest"],
         "url": blake3(data["url"].encode(errors="surrogatepass")).hexdigest(),
         "body": call.request or "",
-        "context": blake3(context.encode()).hexdigest(),
+        "context": told_digest(b"", data["context"]).hex(),
     }
     call.client_request_id = next(
-        (value for name, value in data["injected"] if name.lower() == CLIENT_REQUEST_ID), None
+        (value for name, value in [*data["injected"], *data["headers"]] if name.lower() == CLIENT_REQUEST_ID), None
     )
+    call.tell("manifest", data)
     ledger.keep(call, "request", body)
 
 
@@ -169,6 +167,7 @@ def witnessed(ledger: Ledger, call: Call, event: Event) -> None:
     if event.attempt is not None:
         attempt = call.attempts.setdefault(event.attempt, Attempt())
         attempt.witness, attempt.witness_seq = event.data, event.seq
+        attempt.witness_accepted = event.data["receipt"] <= ledger.accepted_receipts
         call.newest = max(call.newest, event.attempt)
 
 
@@ -186,6 +185,7 @@ def observed(ledger: Ledger, call: Call, event: Event) -> None:
     if attempt is None:
         return
     attempt.seen = True
+    attempt.proven_unsent |= (data["observation"], data["source"]) == ("not_sent", "salvage")
     if data["source"] != "late":
         attempt.observed_seq, attempt.observation, attempt.source = event.seq, data["observation"], data["source"]
         attempt.status, attempt.framing, attempt.response = data["status"], data["framing"], digest
@@ -203,6 +203,7 @@ def delivered(_: Ledger, call: Call, event: Event) -> None:
 
 def decided(_: Ledger, call: Call, event: Event) -> None:
     call.decision, call.decision_seq = event.data["decision"], event.seq
+    call.tell("decisions", {**event.data, "seq": event.seq})
 
 
 def erased(ledger: Ledger, call: Call, event: Event) -> None:

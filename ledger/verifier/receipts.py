@@ -2,15 +2,17 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from blake3 import blake3
 
-from ledger.verifier.bundle import RECORD_LIMIT_BYTES, Bundle, Unreadable, opened, parsed
+from ledger.verifier.bundle import INTEGER_LIMIT, RECORD_LIMIT_BYTES, Bundle, Unreadable, opened, parsed
 from ledger.verifier.calls import Attempt
-from ledger.verifier.fold import IDENTITY, Ledger
+from ledger.verifier.fold import IDENTITY, Epoch, Ledger
 from ledger.verifier.records import SEGMENT, WITNESS, shaped
 from ledger.verifier.report import Check, Claim, Notebook, Sweep
 
@@ -29,21 +31,49 @@ RECEIPT_PROVEN = {
 }
 
 CHAINED = Claim("receipts_are_chained", "every receipt continues the chain and the count", "lines")
+PLACED = Claim(
+    "receipts_stand_in_order", "receipts stand in their events' order, parted by the epochs as those are", "receipts"
+)
 WHOLE = Claim("segments_are_whole", "every segment is whole blocks: lines, then zero bytes", "segments")
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """Where epochs part the log: behind how many lines each opened, and between which events a line's event stands."""
+
+    positions: list[int]  # rising
+    least: list[int]  # at i: the line's event stands behind this seq if it stands behind i of the positions
+    most: list[int]  # and not behind this one
+
+    @classmethod
+    def of(cls, epochs: Iterable[Epoch]) -> "Parting":
+        marks = sorted((epoch.receipts, epoch.seq) for epoch in epochs)
+        seqs = [seq for _, seq in marks]
+        most = list(accumulate(reversed(seqs), min, initial=INTEGER_LIMIT))
+        return cls([position for position, _ in marks], list(accumulate(seqs, max, initial=0)), most[::-1])
+
+    def allows(self, n: int, seq: int) -> bool:
+        behind = bisect_left(self.positions, n)
+        return self.least[behind] < seq < self.most[behind]
 
 
 @dataclass(slots=True)
 class Log:
     wanted: frozenset[int]  # numbers of lines whose digest an epoch names
+    parting: Parting  # by the epochs since the newest acceptance: an older one's position may be gone
     n: int = 0
     chain: str = NO_LINE  # digest of the last line
     lineage: str | None = None
     newest_seq: int = 0  # the newest event that any receipt names
+    risen_seq: int = 0  # of the last line behind the newest acceptance
+    not_due: int = 0  # answered attempts beyond receipts_through
     positions: dict[int, str] = field(default_factory=lambda: {0: NO_LINE})
 
 
 def read_receipts(bundle: Bundle, ledger: Ledger, notebook: Notebook) -> Log:
-    log = Log(frozenset(epoch.receipts for epoch in ledger.epochs.values()))
+    epochs, accepted = ledger.epochs.values(), ledger.last_accepted
+    parting = Parting.of(epoch for epoch in epochs if accepted is None or epoch.seq >= accepted.seq)
+    log = Log(frozenset(epoch.receipts for epoch in epochs), parting)
     for path in bundle.segments:
         for first, line in enumerate(segment_lines(bundle, path, log, notebook)):
             place = f"receipt {log.n + 1}"
@@ -53,6 +83,11 @@ def read_receipts(bundle: Bundle, ledger: Ledger, notebook: Notebook) -> Log:
             if receipt["n"] != log.n + 1 or (receipt["kind"] == "segment") != (first == 0):
                 names.append("receipt_gap")
             notebook.look(CHAINED.name, place, names)
+            if "seq" in receipt and not is_forgiven(ledger, receipt):
+                risen = receipt["seq"] > log.risen_seq
+                placed = risen and log.parting.allows(receipt["n"], receipt["seq"])
+                notebook.look(PLACED.name, place, [] if placed else ["receipt_out_of_place"])
+                log.risen_seq = receipt["seq"]
             for check in RECEIPT_CHECKS:
                 if check.kinds is not None and receipt["kind"] in check.kinds:
                     notebook.examine(check, place, ledger, log, receipt)
@@ -120,6 +155,11 @@ def same_identity(identity: Mapping[str, Any] | None, receipt: Mapping[str, Any]
     return identity is not None and all(identity[name] == receipt[name] for name in IDENTITY)
 
 
+def is_forgiven(ledger: Ledger, receipt: Mapping[str, Any]) -> bool:
+    """Does the line stand before the newest acceptance? What it names may have been lost with the ledger's tail."""
+    return ledger.last_accepted is not None and receipt["n"] <= ledger.last_accepted.receipts
+
+
 def segment(ledger: Ledger, log: Log, receipt: Mapping[str, Any]) -> list[str]:
     log.lineage = log.lineage or receipt["lineage"]
     ours = (receipt["ledger"], receipt["lineage"]) == (ledger.ledger_id, log.lineage)
@@ -152,12 +192,17 @@ def witnessed(attempt: Attempt, receipt: Mapping[str, Any], *, own: bool) -> lis
     return [] if attempt.witness_found else ["receipt_foreign"]
 
 
-def received(ledger: Ledger, _: Log, receipt: Mapping[str, Any]) -> list[str]:
+def unsent(ledger: Ledger, _: Log, receipt: Mapping[str, Any]) -> list[str]:
+    """That proof permits a second send, so no acceptance forgives a line against it."""
     call = ledger.calls.get(receipt["call"])
     attempt = call.attempts.get(receipt["attempt"]) if call else None
-    accepted = ledger.last_accepted
-    if (accepted and receipt["n"] <= accepted.receipts) or (attempt and attempt.witness):
-        return []  # its observation may have been lost, and an operator accepted that
+    return ["not_sent_but_receipted"] if attempt is not None and attempt.proven_unsent else []
+
+
+def received(ledger: Ledger, _: Log, receipt: Mapping[str, Any]) -> list[str]:
+    call = ledger.calls.get(receipt["call"])
+    if is_forgiven(ledger, receipt) and ledger.link(receipt["seq"]) != receipt["chain"]:
+        return []  # its observation was lost, and an operator accepted that
     if receipt["seq"] > ledger.length:
         return ["events_truncated"]
     observation = ledger.observations.get(receipt["seq"])
@@ -182,6 +227,13 @@ RECEIPT_CHECKS = (
         "attempts_are_witnessed", "every sent receipt has its attempt.started", "receipts", frozenset({"sent"}), sent
     ),
     Check(
+        "no_receipt_is_of_an_unsent_attempt",
+        "no sent receipt is of an attempt that a start proved not sent",
+        "receipts",
+        frozenset({"sent"}),
+        unsent,
+    ),
+    Check(
         "observations_are_witnessed",
         "every received receipt has its attempt.observed",
         "receipts",
@@ -199,7 +251,10 @@ def due_receipts(bundle: Bundle, ledger: Ledger, log: Log) -> Iterator[tuple[str
             if not proven_seq and (attempt.source, attempt.observation) in RECEIPT_PROVEN:
                 proven_seq = attempt.observed_seq
             forgiven = accepted is not None and attempt.started_seq < accepted.seq
-            if not attempt.started_seq or not proven_seq or proven_seq > bundle.receipts_through or forgiven:
+            if not attempt.started_seq or not proven_seq or forgiven:
+                continue
+            if proven_seq > bundle.receipts_through:
+                log.not_due += 1
                 continue
             missing = "receipts_truncated" if log.newest_seq < attempt.started_seq else "receipt_missing"
             yield f"{call.call_id}.{number} seq {attempt.started_seq}", [] if attempt.sent_receipts else [missing]
@@ -221,17 +276,17 @@ def epoch_positions(_: Bundle, ledger: Ledger, log: Log) -> Iterator[tuple[str, 
 
 
 def witnesses(_: Bundle, ledger: Ledger, log: Log) -> Iterator[tuple[str, list[str]]]:
-    accepted = ledger.last_accepted
+    newest = ledger.last_accepted
     for call in ledger.calls.values():
         for number, attempt in call.attempts.items():
             if attempt.witness is None:
                 continue
-            gone = accepted is not None and attempt.witness_seq < accepted.seq
-            missing = "receipts_truncated" if attempt.witness["receipt"] > log.n else "witness_without_receipt"
-            yield (
-                f"{call.call_id}.{number} seq {attempt.witness_seq}",
-                [] if gone or attempt.witness_found else [missing],
-            )
+            names, receipt = [], attempt.witness["receipt"]
+            if not attempt.witness_found and (newest is None or attempt.witness_seq > newest.seq):
+                names.append("receipts_truncated" if receipt > log.n else "witness_without_receipt")
+            if not attempt.witness_accepted:
+                names.append("witness_unaccepted")
+            yield f"{call.call_id}.{number} seq {attempt.witness_seq}", names
 
 
 RECEIPT_SWEEPS = (

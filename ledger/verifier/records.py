@@ -149,7 +149,7 @@ INSPECTION: dict[str, Shape] = {
 }  # fmt: skip
 LISTED: dict[str, Shape] = {**INSPECTION, "of": number}  # a row of a list of calls
 PROVIDER_READS: dict[str, Shape] = {
-    "method": text, "path": text, "body_blake3": maybe(is_digest), "complete": flag,
+    "method": text, "path": text, "body_blake3": is_digest, "complete": flag,
     "idempotency_key": maybe(text), "client_request_id": maybe(text),
 }  # fmt: skip
 PROVIDER_MAY_LACK = {"idempotency_key": None, "client_request_id": None}

@@ -1,6 +1,7 @@
 """What each event must satisfy, given those before it (FORMAT.md, section 9): one function a claim, and their table."""
 
-from urllib.parse import parse_qsl, urlsplit
+import re
+from urllib.parse import parse_qsl
 
 from ledger.verifier.calls import Call, is_legal
 from ledger.verifier.fold import Ledger
@@ -13,10 +14,24 @@ CORRUPTING = {
     "head_unknown", "resumed_digest_differs", "resumption_missing", "release_before_observation", "epoch_not_open",
     "epoch_marker_missing", "erasure_illegal",
 }  # fmt: skip
-CREDENTIAL_HEADERS = {
-    "authorization", "proxy-authorization", "x-api-key", "api-key", "x-goog-api-key", "cookie", "set-cookie",
+CREDENTIAL_HEADER = re.compile(
+    "authorization|cookie|api-key|apikey|secret|signature|credential|password|token$", re.IGNORECASE
+)
+CREDENTIAL_PARAMETERS = {
+    "key", "api_key", "api-key", "apikey", "x-api-key", "x-goog-api-key", "subscription-key", "token", "access_token",
+    "id_token", "refresh_token", "auth", "auth_token", "authorization", "sig", "signature", "secret", "client_secret",
+    "password", "awsaccesskeyid", "x-amz-signature", "x-amz-credential", "x-amz-security-token", "x-goog-signature",
+    "x-goog-credential",
 }  # fmt: skip
-CREDENTIAL_PARAMETERS = {"key", "api_key", "token", "access_token", "sig"}
+URL = re.compile(r"\s*[a-z][a-z0-9+.-]*://([^/?#]*)", re.IGNORECASE)  # its group: user info and host
+# Which statuses of a response an effect may be read off; `unknown` off any.
+SERVED = range(200, 300)
+REFUSED = frozenset(range(400, 500))
+READ_OFF = {
+    "absent": (REFUSED - {408, 409, 425, 499}) | {529, 307, 308},
+    "happened": frozenset(SERVED),
+    "answered": frozenset(SERVED) | REFUSED | frozenset(range(500, 600)),
+}
 UNANSWERED = {"preparation_failed", "abandoned"}  # the proxy's own answer ends these, so there is nothing to observe
 
 
@@ -39,19 +54,15 @@ def epochs(ledger: Ledger, event: Event, _: Call | None) -> list[str]:
 
 
 def belongs_to_epoch(ledger: Ledger, event: Event, call: Call | None) -> list[str]:
-    named = {event.data["epoch"]}
-    if call is not None and call.epoch is not None:
-        named.add(call.epoch)
-    opened = [ledger.epochs.get(number) for number in named]
-    unmarked = event.kind == "attempt.started" and call is not None and not call.marked
-    if unmarked or any(epoch is None or not epoch.marked for epoch in opened):
+    if event.kind == "attempt.started" and call is not None and not call.marked:
         return ["epoch_marker_missing"]
+    named = {event.data["epoch"], *([call.epoch] if call is not None and call.epoch is not None else [])}
     return [] if named == {ledger.open_epoch} else ["epoch_not_open"]
 
 
 def ladder(_: Ledger, event: Event, call: Call | None) -> list[str]:
     """A call that is corrupt already is judged no further: one cause, one finding."""
-    call = call or Call(event.call or "", order=event.seq)
+    call = call or Call(event.call or "")
     if call.corrupt or is_legal(call, event):
         return []
     earlier = any(attempt.may_have_effect for attempt in call.attempts.values())
@@ -128,17 +139,28 @@ def erasures(_: Ledger, event: Event, call: Call | None) -> list[str]:
     return [] if call is not None and call.kept.get(body) else ["erasure_illegal"]
 
 
+def interpretations(_: Ledger, event: Event, call: Call | None) -> list[str]:
+    """A necessary condition only: whether the bytes say so, the interpreter judged."""
+    attempt = call.attempts.get(event.attempt or 0) if call is not None else None
+    effect, status = event.data["effect"], attempt.status if attempt is not None else None
+    whole = attempt is not None and attempt.observation == "response"
+    proven = effect not in READ_OFF or (status in READ_OFF[effect] and (whole or effect != "absent"))
+    return [] if proven else ["effect_unproven"]
+
+
 def credentials(_: Ledger, event: Event, __: Call | None) -> list[str]:
+    """A header's value may be a URL too, a `Location` for one."""
     pairs = [*(event.data["headers"] or []), *event.data.get("injected", [])]
-    recorded = any(name.strip().lower() in CREDENTIAL_HEADERS for name, _ in pairs)
-    if event.kind == "call.manifest" and not recorded:
-        try:
-            url = urlsplit(event.data["url"])
-            parameters = parse_qsl(url.query, keep_blank_values=True)
-        except ValueError:
-            return []  # what cannot be parsed as a URL could not be sent either
-        recorded = "@" in url.netloc or any(name.lower() in CREDENTIAL_PARAMETERS for name, _ in parameters)
+    urls = [value for _, value in pairs if URL.match(value)] + [event.data.get("url", "")]
+    recorded = any(CREDENTIAL_HEADER.search(name.strip()) for name, _ in pairs) or any(map(holds_credential, urls))
     return ["credential_recorded"] if recorded else []
+
+
+def holds_credential(url: str) -> bool:
+    authority = URL.match(url)
+    query = url.partition("#")[0].partition("?")[2]
+    names = {name.strip().lower() for name, _ in parse_qsl(query, keep_blank_values=True)}
+    return (authority is not None and "@" in authority[1]) or not names.isdisjoint(CREDENTIAL_PARAMETERS)
 
 
 EVENT_CHECKS = (
@@ -152,7 +174,7 @@ EVENT_CHECKS = (
     ),
     Check(
         "attempts_belong_to_open_epochs",
-        "every call and attempt names the marked epoch that is open",
+        "every call and attempt names the epoch that is open, and no attempt of an unmarked call starts",
         "claims and starts",
         frozenset({"call.requested", "attempt.started"}),
         belongs_to_epoch,
@@ -191,6 +213,13 @@ EVENT_CHECKS = (
         "erasures",
         frozenset({"body.erased"}),
         erasures,
+    ),
+    Check(
+        "effects_are_read_off_their_status",
+        "every interpretation's effect can be read off its observation's status",
+        "interpretations",
+        frozenset({"attempt.interpreted"}),
+        interpretations,
     ),
     Check(
         "no_credential_is_recorded",

@@ -1,6 +1,6 @@
 """What the program told people, compared with what the events up to that head tell."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,9 +16,9 @@ from ledger.verifier.bundle import (
     opened,
     parsed,
 )
-from ledger.verifier.calls import Call
+from ledger.verifier.calls import Call, told_digest
 from ledger.verifier.fold import Ledger
-from ledger.verifier.records import INDEX_ROW, INSPECTION, LISTED, Event, shaped
+from ledger.verifier.records import EVENTS, INDEX_ROW, INSPECTION, LISTED, Event, shaped
 from ledger.verifier.report import Claim, Notebook, Sweep
 
 PENDING_LIMIT = 1_000  # rows that differ and wait for a later head that explains them; the rest is named at once
@@ -29,7 +29,9 @@ TRUE = Claim(
 SILENT = Claim(
     "reading_appends_nothing", "no inspection and no refusal appended an event, and their heads are here", "inspections"
 )
+SHOWN = Claim("every_call_is_shown", "the last lines are a list of all calls and a show of each, at the head", "calls")
 LISTS = Claim("lists_are_whole", "every list of calls has every call there was at its head, newest first", "lines")
+DECISION = (*EVENTS["reconcile.decided"], "seq")
 SHOW_PARTS = ("manifest", "attempt_rows", "unresolved", "decisions", "events", "head")
 
 
@@ -69,6 +71,30 @@ class Listing:
 
 
 @dataclass(slots=True)
+class Ending:
+    """The last lines, as far as they are one list of calls and one `show` of each."""
+
+    shown: dict[str, bool] = field(default_factory=dict)  # of each call that was listed
+    owed: int = 0  # how many of them were not shown yet
+    vouched: bool = True  # every one of them was read at the bundle's head, and compared after
+
+    def take(self, said: dict[str, Any], *, begins: bool, vouched: bool) -> None:
+        call_id = said["document"].get("call_id")
+        shows_next = said["what"] == "show" and self.shown.get(call_id) is False
+        if begins or not (said["what"] == "calls" or shows_next):
+            self.shown, self.owed, self.vouched = {}, 0, True
+        if said["what"] == "calls" or shows_next:
+            self.shown[call_id] = shows_next
+            self.owed += -1 if shows_next else 1
+        self.vouched = self.vouched and vouched
+
+    def lacks(self, call_id: str) -> list[str]:
+        if self.owed or call_id not in self.shown:
+            return ["inspections_missing"]
+        return [] if self.vouched else ["inspections_stale"]
+
+
+@dataclass(slots=True)
 class Said:
     """Inspections wait for their heads; rows that differ wait for a later head that would explain them."""
 
@@ -78,19 +104,23 @@ class Said:
     waiting: list[Inspection] = field(default_factory=list)  # the earliest head last
     pending: dict[str, list[tuple[str, dict[str, Any]]]] = field(default_factory=dict)
     pending_count: int = 0
+    ending: Ending = field(default_factory=Ending)
 
     def announce(self) -> None:
-        """Read the file once before the events, to know the heads to stop at and the calls that a `show` is about."""
+        """Read the file once before the events, to know the heads to stop at and what stands at the end."""
         listing, place = Listing(), INSPECTIONS
         for place, offset, line in lines(self.bundle, INSPECTIONS, DOCUMENT_LIMIT_BYTES):
             said = inspection_of(line, place)
             head, after = head_of(said["head"], f"{place}: head"), head_of(said["head_after"], f"{place}: head_after")
-            if said["what"] == "show":
-                self.ledger.watched[said["document"]["call_id"]] = []
+            if self.waiting and self.waiting[-1].head == head:
+                head = self.waiting[-1].head  # held once: most lines stand at one head
             self.waiting.append(Inspection(place, offset, len(line), head))
-            appended = after != head and (after is not None or said["what"] == "refusal")
-            self.notebook.look(SILENT.name, place, ["inspection_appended"] if appended else [])
+            if after is not None or said["what"] == "refusal":
+                self.notebook.look(SILENT.name, place, [] if after == head else ["inspection_appended"])
             self.notebook.look(LISTS.name, place, [] if listing.take(said, head) else ["inspection_list_broken"])
+            begins = said["what"] == "calls" and listing.left == said["of"] - 1
+            vouched = head == self.bundle.head and (after == head or (after is None and self.bundle.owner))
+            self.ending.take(said, begins=begins, vouched=vouched)
         if listing.left:
             self.notebook.find(LISTS.name, f"{place} ends a list early", "inspection_list_broken")
         self.waiting.sort(key=lambda inspection: -inspection.seq)
@@ -126,7 +156,7 @@ class Said:
         if call is None:
             wrong: str | None = "inspection_from_future"
         else:
-            wrong = None if tells(self.ledger, call, row) else self.await_explanation(place, row)
+            wrong = None if tells(call, row) else self.await_explanation(place, row)
         self.notebook.look(TRUE.name, place, [wrong] if wrong else [])
 
     def await_explanation(self, place: str, row: dict[str, Any]) -> str | None:
@@ -139,7 +169,7 @@ class Said:
     def explain(self, call: Call) -> None:
         still = []
         for place, row in self.pending.pop(call.call_id):
-            if tells(self.ledger, call, row):
+            if tells(call, row):
                 self.notebook.find(TRUE.name, place, "inspection_from_future")
                 self.pending_count -= 1
             else:
@@ -149,12 +179,20 @@ class Said:
 
     def close(self) -> None:
         """The events have ended: what nothing explained differs, and a head that never came was of the future."""
+        self.judge_ending()
         for place, _ in (entry for entries in self.pending.values() for entry in entries):
             self.notebook.find(TRUE.name, place, "inspection_differs")
         vouched_seq = self.bundle.head[0] if self.bundle.head else 0
         for inspection in reversed(self.waiting):
             cut = self.ledger.length < inspection.seq <= vouched_seq
             self.notebook.find(SILENT.name, inspection.place, "events_truncated" if cut else "inspection_from_future")
+
+    def judge_ending(self) -> None:
+        newest = self.ledger.newest
+        if self.bundle.head != ((newest.seq, newest.link) if newest else None):
+            return  # the events do not end at the head, which is a finding; what stands there is not known
+        for call_id in self.ledger.calls:
+            self.notebook.look(SHOWN.name, call_id, self.ending.lacks(call_id))
 
 
 def inspection_of(line: bytes, place: str) -> dict[str, Any]:
@@ -189,17 +227,37 @@ def agree(said: object, derived: dict[str, Any]) -> bool:
     return isinstance(said, dict) and all(name in said and same(said[name], value) for name, value in derived.items())
 
 
-def tells(ledger: Ledger, call: Call, row: dict[str, Any]) -> bool:
+def tells(call: Call, row: dict[str, Any]) -> bool:
     alive = row.get("alive", "")
     if not (alive is None or isinstance(alive, bool)) or not agree(row, call.row(alive)):
         return False
-    if "attempt_rows" not in row or call.call_id not in ledger.watched:
+    if "attempt_rows" not in row:
         return True
     return (
         agree(row["head"], {"seq": call.last_seq, "chain": call.last_link})
-        and all_agree(row["events"], ledger.watched[call.call_id])
-        and (call.corrupt or all_agree(row["attempt_rows"], call.attempt_rows()))
+        and lists(row["events"], ("seq", "kind", "attempt"), call.told.get("events"))
+        and same(row["unresolved"], row["duplicate_effect_risk"])
+        and (call.corrupt or tells_inputs(call, row))
     )
+
+
+def tells_inputs(call: Call, row: dict[str, Any]) -> bool:
+    manifest = call.told.get("manifest")
+    return (
+        (told_digest(b"", row["manifest"]) if row["manifest"] is not None else None) == manifest
+        and lists(row["decisions"], DECISION, call.told.get("decisions"))
+        and all_agree(row["attempt_rows"], call.attempt_rows())
+    )
+
+
+def lists(said: object, names: Iterable[str], told: bytes | None) -> bool:
+    """Is it a list of objects whose named fields are, one after the other, what was told?"""
+    digest = None
+    for row in said if isinstance(said, list) else [None]:
+        if not isinstance(row, dict):
+            return False
+        digest = told_digest(digest or b"", {name: row[name] for name in names if name in row})
+    return digest == told
 
 
 def all_agree(said: object, derived: list[dict[str, Any]]) -> bool:

@@ -1,57 +1,30 @@
 """Starting after a crash: real processes die at named points, then a start says what could have happened."""
 
-import os
 import shutil
-import signal
-import sqlite3
-from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
-import orjson
 import pytest
 
 from ledger.codec import digest_of
 from ledger.events import AttemptObserved
-from ledger.ids import CallId, attempt_id
+from ledger.ids import attempt_id
 from ledger.ladder import Evidence
 from ledger.projection import CallState
-from ledger.receipts import BLOCK_BYTES
 from ledger.recovery import Acceptance
 from ledger.stages import Effect, Stage
 from tests.harness.ledger_child import SPOOL_BODY, SPOOL_HEAD
-from tests.harness.ledgers import Ended, call_id, run_child, started, state_dir_in, stored_body
+from tests.harness.ledgers import (
+    call_id,
+    run_child,
+    started,
+    state_dir_in,
+    stored_body,
+)
 from tests.harness.segments import content, put
+from tests.harness.starts import KILLED, STATE_DIR, WITNESSES_DISAGREE, crash, kinds, refused, state_after_start, tidy
 
-KILLED = -signal.SIGKILL
-WITNESSES_DISAGREE, STATE_DIR = 5, 4
 FIRST, SECOND, THIRD = call_id(1), call_id(2), call_id(3)
 EPOCH_CHANGE = ["epoch.closed", "epoch.opened"]
-
-
-def kinds(root: Path) -> list[str]:
-    """The kinds of all events, read by a connection that cannot write."""
-    with closing(sqlite3.connect(f"file:{root / 'ledger.db'}?mode=ro", uri=True)) as db:
-        return [orjson.loads(record)["kind"] for (record,) in db.execute("SELECT record FROM event ORDER BY seq")]
-
-
-def crash(root: Path, *commands: str, failpoints: str = "") -> None:
-    state_dir_in(root)
-    ended = run_child(root, "start", *commands, failpoints=failpoints)
-    assert ended.code == KILLED, ended.stderr
-
-
-def tidy(root: Path, *commands: str) -> None:
-    state_dir_in(root)
-    ended = run_child(root, "start", *commands, "close")
-    assert ended.code == 0, ended.stderr
-
-
-def state_after_start(root: Path, call: CallId = FIRST) -> CallState:
-    with started(state_dir_in(root)) as recovered:
-        state = recovered.store.state(call)
-    assert state is not None
-    return state
 
 
 # --- what a crash leaves of an attempt --------------------------------------------------------------------------------
@@ -149,17 +122,6 @@ def test_killed_recovery_is_repeated_without_a_second_fact(point: str, tmp_path:
 # --- witnesses that disagree ------------------------------------------------------------------------------------------
 
 
-def refused(root: Path, exit_code: int = WITNESSES_DISAGREE) -> str:
-    """The start is refused, twice the same, and the ledger holds what it held."""
-    before = kinds(root) if (root / "ledger.db").stat().st_size else []
-    state_dir_in(root)
-    ended: list[Ended] = [run_child(root, "start") for _ in range(2)]
-    assert [each.code for each in ended] == [exit_code] * 2, ended
-    assert ended[0].answers == ended[1].answers
-    assert kinds(root) == before
-    return str(ended[0].answers[0]["refused"])
-
-
 def older_ledger(root: Path) -> None:
     """The file's bytes of one epoch ago, in the same inode: only the receipts can know."""
     tidy(root, "claim:1", "started:1", "observed:1")
@@ -253,58 +215,6 @@ def test_deleted_wal_is_refused_where_receipts_know_more(earlier: tuple[str, ...
         (tmp_path / name).unlink()
     assert attempt_id(SECOND, 1) in refused(tmp_path)
     assert run_child(tmp_path, "start:lost_tail").answers[0]["witnessed"] == [SECOND]
-
-
-Lines = list[bytes]
-CUTS: list[tuple[str, Callable[[Lines], Lines]]] = [
-    ("a flipped call", lambda lines: [*lines[:-1], lines[-1].replace(FIRST.encode(), SECOND.encode())]),
-    ("a flipped attempt", lambda lines: [*lines[:-1], lines[-1].replace(b'"attempt":1', b'"attempt":2')]),
-    ("a flipped seq", lambda lines: [*lines[:-1], lines[-1].replace(b'"seq":4', b'"seq":3')]),
-    ("a flipped kind", lambda lines: [*lines[:-1], lines[-1].replace(b'"sent"', b'"sens"')]),
-    ("a flipped name", lambda lines: [*lines[:-1], lines[-1].replace(b'"call"', b'"cbll"')]),
-    ("a deleted receipt of an answered attempt", lambda lines: lines[:-1]),
-    ("only a first line of another lineage", lambda lines: [lines[0].replace(b'"lineage":"', b'"lineage":"0')]),
-]
-
-
-@pytest.mark.parametrize(("_what", "change"), CUTS, ids=[what for what, _ in CUTS])
-def test_changed_last_receipt_is_refused_not_read_as_proof(
-    _what: str, change: Callable[[Lines], Lines], tmp_path: Path
-) -> None:
-    """No later line vouches for the last one, so it is compared with the event it witnesses."""
-    crash(tmp_path, "claim:1", "started:1", "ack:1", "die")
-    path = tmp_path / "receipts" / "000001.jsonl"
-    lines = content(path).splitlines(keepends=True)
-    changed = change(lines)
-    assert changed != lines
-    put(path, b"".join(changed))
-    refused(tmp_path)
-
-
-def test_torn_receipt_of_a_start_is_no_receipt(tmp_path: Path) -> None:
-    """The line was being written, so its fdatasync had not returned and no byte had left."""
-    crash(tmp_path, "claim:1", "started:1", "die")
-    path = tmp_path / "receipts" / "000001.jsonl"
-    put(path, content(path)[:-2])
-    assert state_after_start(tmp_path).stage is Stage.NOT_SENT
-
-
-def test_receipt_that_lacks_only_its_newline_is_a_receipt(tmp_path: Path) -> None:
-    """Its last byte did not reach the disk: what may have been sent stays unknown, it is not sent again."""
-    crash(tmp_path, "claim:1", "started:1", "die")
-    path = tmp_path / "receipts" / "000001.jsonl"
-    put(path, content(path)[:-1])
-    assert state_after_start(tmp_path).stage is Stage.EFFECT_UNKNOWN
-
-
-@pytest.mark.parametrize("size", [1, 100, 512, 4096, BLOCK_BYTES - 1])
-def test_receipt_log_that_was_cut_is_refused_not_read_as_proof(size: int, tmp_path: Path) -> None:
-    """A crash never shortens the file, so a call in flight is not taken for one that was not sent."""
-    crash(tmp_path, "claim:1", "started:1", "die")
-    path = tmp_path / "receipts" / "000001.jsonl"
-    os.truncate(path, size)
-    assert "was cut" in refused(tmp_path)
-    assert path.stat().st_size == size
 
 
 def test_wrong_secret_is_refused(tmp_path: Path) -> None:

@@ -133,14 +133,13 @@ def test_whole_last_line_without_its_newline_is_evidence(tmp_path: Path) -> None
     assert content(path) == whole
 
 
-def test_first_line_torn_at_every_byte_is_created_again(tmp_path: Path) -> None:
-    """A crash at the log's birth leaves nothing that vouches for anything: it is born again."""
-    written(tmp_path, 0)
-    path = tmp_path / "000001.jsonl"
-    first = content(path)
-    for size in range(len(first)):
-        put(path, first[:size])
-        assert position(tmp_path).lineage == "another"
+@pytest.mark.parametrize("left", [0, 1, 40, BLOCK_BYTES])
+def test_crash_at_the_logs_birth_heals(left: int, tmp_path: Path) -> None:
+    """A segment has another name until its first line is durable: what is left of it vouches for nothing."""
+    (tmp_path / "000001.new").write_bytes(b'{"n":1,"kind":"segment","lineage":"x"'.ljust(BLOCK_BYTES, b"\0")[:left])
+    end = written(tmp_path, 2)
+    assert (end.lineage, end.count) == ("lineage", 3)
+    assert [path.name for path in tmp_path.iterdir()] == ["000001.jsonl"]
 
 
 def noticed(directory: Path) -> bool:
@@ -245,17 +244,44 @@ def test_missing_or_shortened_older_segment_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small_segments")
-@pytest.mark.parametrize("left", [0, 1, 40])
+@pytest.mark.parametrize("left", [0, 1, 40, BLOCK_BYTES])
 def test_crash_while_a_segment_is_created_heals(left: int, tmp_path: Path) -> None:
-    """A newest segment without one whole line is created again, and the log goes on where it was."""
+    """The log goes on where it was, and the half-made segment is made anew when it is due."""
     before = written(tmp_path, 20)
     *_, newest = segments(tmp_path)
-    torn = tmp_path / f"{int(newest.stem) + 1:06d}.jsonl"
-    put(torn, b'{"n":99,"kind":"segment","lineage":"x","ledger":"y"}'[:left])
+    half = tmp_path / f"{int(newest.stem) + 1:06d}.new"
+    half.write_bytes(b'{"n":99,"kind":"segment","lineage":"x","ledger":"y"}'.ljust(BLOCK_BYTES, b"\0")[:left])
     assert position(tmp_path) == before
     end = written(tmp_path, 10)
     assert end.lineage == "lineage"
     assert [line.row["n"] for line in read_since(tmp_path, 1)] == list(range(1, end.count + 1))
+
+
+@pytest.mark.usefixtures("small_segments")
+@pytest.mark.parametrize("content_left", [b"", bytes(BLOCK_BYTES)])
+def test_emptied_newest_segment_is_noticed(content_left: bytes, tmp_path: Path) -> None:
+    """It had lines, and they may have let something leave: it is not taken for one that was being made."""
+    written(tmp_path, 20)
+    segments(tmp_path)[-1].write_bytes(content_left)
+    assert noticed(tmp_path)
+
+
+@pytest.mark.usefixtures("small_segments")
+def test_stray_newest_segment_is_noticed(tmp_path: Path) -> None:
+    """A copy of an older one under the next name would hide the lines between."""
+    written(tmp_path, 20)
+    paths = segments(tmp_path)
+    (tmp_path / f"{len(paths) + 1:06d}.jsonl").write_bytes(paths[0].read_bytes())
+    assert noticed(tmp_path)
+
+
+def test_files_of_other_names_are_left_alone(tmp_path: Path) -> None:
+    """A backup beside the log is neither read nor removed."""
+    end = written(tmp_path, 2)
+    for name in ("000001.old.jsonl", "1.jsonl", "notes.txt"):
+        (tmp_path / name).write_bytes(b"")
+    assert position(tmp_path) == end
+    assert len(list(tmp_path.iterdir())) == 4
 
 
 def test_reading_a_segment_leaves_out_a_torn_line(tmp_path: Path) -> None:

@@ -326,10 +326,16 @@ class History:
             "attempt": f"{call}.1", "epoch": 2, "acknowledged_status": 200, "observation": "response", "source": "live",
             "status": 200, "response_blake3": None, "effect": "happened",
         }  # fmt: skip
-        events = [{name: line.record[name] for name in ("seq", "kind", "attempt")} for line in lines]
-        head = {"seq": lines[-1].record["seq"], "chain": lines[-1].link}
-        rest = {"manifest": {}, "unresolved": [], "decisions": [], "events": events, "head": head}
-        return row | rest | {"attempt_rows": [told | attempt]}
+        manifests = [line.record["data"] for line in lines if line.record["kind"] == "call.manifest"]
+        decided = [line.record for line in lines if line.record["kind"] == "reconcile.decided"]
+        return row | {
+            "manifest": manifests[0] if manifests else None,
+            "unresolved": row["duplicate_effect_risk"],
+            "decisions": [{"seq": record["seq"], **record["data"]} for record in decided],
+            "events": [{name: line.record[name] for name in ("seq", "kind", "attempt")} for line in lines],
+            "head": {"seq": lines[-1].record["seq"], "chain": lines[-1].link},
+            "attempt_rows": [told | attempt],
+        }
 
     def say(self, what: str, document: dict[str, Any], **of: int) -> None:
         said = {"what": what, "head": self.head, "head_after": self.head, "document": document}

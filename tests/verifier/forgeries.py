@@ -1,30 +1,21 @@
-"""Forgeries, one for each finding: chains and inventory are made anew, so only it (and what follows from it) gives them away."""
+"""Forgeries, at least one for each finding of meaning: chains and inventory are made anew, so only it (and what follows from it) gives them away."""
 
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 from ledger.verifier import Verdict
-from tests.verifier.bundles import LEDGER, Line, Parts, digest_of, padded, reseal
-from tests.verifier.story import AGAIN, ANSWERED, CUT, LOST, REQUESTS, RESPONSES, SAMPLE, UNKEPT
+from tests.verifier.bundles import LEDGER, Line, Parts, digest_of, settle
+from tests.verifier.story import AGAIN, ANSWERED, CUT, LOST, REQUESTS, RESPONSES, SAMPLE, UNKEPT, UNSENT
 
 Forgery = Callable[[Parts, Path], None]
-FORGERIES: dict[str, tuple[Verdict, Forgery]] = {}
-AFTER: dict[str, tuple[Verdict, Callable[[Path], None]]] = {}  # what changes files once the parts are written
+FORGERIES: dict[str, tuple[str, Verdict, Forgery]] = {}  # by the forgery's name: finding, verdict, forgery
 
 
 def forges(name: str, verdict: Verdict = Verdict.CONTRADICTION) -> Callable[[Forgery], Forgery]:
     def enter(forgery: Forgery) -> Forgery:
-        FORGERIES[name] = (verdict, forgery)
+        FORGERIES[forgery.__name__] = (name, verdict, forgery)
         return forgery
-
-    return enter
-
-
-def changes(name: str, verdict: Verdict) -> Callable[[Callable[[Path], None]], Callable[[Path], None]]:
-    def enter(change: Callable[[Path], None]) -> Callable[[Path], None]:
-        AFTER[name] = (verdict, change)
-        return change
 
     return enter
 
@@ -269,69 +260,54 @@ def change_an_index_row(parts: Parts, _: Path) -> None:
     parts.index[1]["is_open"] = 1
 
 
-@changes("events_truncated", Verdict.TRUNCATED)
-def cut_the_events(directory: Path) -> None:
-    path = directory / "events.jsonl"
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-2]))
-    reseal(directory)
+@forges("receipt_out_of_place")
+def exchange_two_receipts(parts: Parts, _: Path) -> None:
+    lines, line = receipt(parts, "sent", AGAIN)
+    lines.remove(line)
+    lines.append(line)
 
 
-@changes("bundle_head_differs", Verdict.CONTRADICTION)
-def vouch_for_another_head(directory: Path) -> None:
-    about = json.loads((directory / "bundle.json").read_bytes())
-    about["head"]["chain"] = "a" * 64
-    (directory / "bundle.json").write_text(json.dumps(about))
+@forges("receipt_out_of_place")
+def part_the_log_too_early(parts: Parts, _: Path) -> None:
+    epoch = at(parts, "epoch.opened", nth=2).record["data"]
+    lines = [line for path in sorted(parts.segments) for line in parts.segments[path]]
+    epoch["receipts_count"] -= 1
+    epoch["receipts_chain"] = lines[epoch["receipts_count"] - 1].link
 
 
-@changes("segment_cut", Verdict.TRUNCATED)
-def cut_the_padding(directory: Path) -> None:
-    path = directory / "receipts" / "000002.jsonl"
-    path.write_bytes(path.read_bytes()[:-1])
-    reseal(directory)
+@forges("not_sent_but_receipted")
+def receive_a_receipt_behind_the_next_position(parts: Parts, _: Path) -> None:
+    witness_the_unsent(parts)
 
 
-@changes("padding_damaged", Verdict.TAMPERED)
-def write_into_the_padding(directory: Path) -> None:
-    path = directory / "receipts" / "000002.jsonl"
-    path.write_bytes(path.read_bytes()[:-1] + b"x")
-    reseal(directory)
+@forges("not_sent_but_receipted")
+def receive_a_receipt_before_the_next_position(parts: Parts, _: Path) -> None:
+    """All else agrees, and no provider wrote down what it received."""
+    parts.provider = None
+    witness_the_unsent(parts)
+    epoch = at(parts, "epoch.opened", nth=3).record["data"]
+    line = parts.segments["receipts/000002.jsonl"][-1]
+    epoch["receipts_count"], epoch["receipts_chain"] = line.record["n"], line.link
 
 
-@changes("receipt_chain_broken", Verdict.TAMPERED)
-def change_a_receipt(directory: Path) -> None:
-    path = directory / "receipts" / "000001.jsonl"
-    path.write_bytes(path.read_bytes().replace(b'"at":1', b'"at":2', 1))
-    reseal(directory)
+def witness_the_unsent(parts: Parts) -> None:
+    lines, line = receipt(parts, "sent", UNKEPT)
+    started = at(parts, "attempt.started", UNSENT)
+    head = {"seq": started.record["seq"], "chain": started.link, "digest": digest_of(REQUESTS[UNSENT])}
+    lines.append(Line(copy(line).record | {"call": UNSENT, "key": "unsent"} | head))
+    settle(parts)
 
 
-@changes("event_chain_broken", Verdict.TAMPERED)
-def change_an_event(directory: Path) -> None:
-    path = directory / "events.jsonl"
-    path.write_bytes(path.read_bytes().replace(b'"at":1', b'"at":2', 1))
-    reseal(directory)
+@forges("witness_unaccepted")
+def accept_no_loss(parts: Parts, _: Path) -> None:
+    at(parts, "epoch.opened", nth=1).record["data"]["accepted"] = None
 
 
-@changes("seq_gap", Verdict.CONTRADICTION)
-def skip_a_seq(directory: Path) -> None:
-    path = directory / "events.jsonl"
-    lines = path.read_bytes().splitlines()
-    record = lines[-1][65:].replace(f'"seq":{len(lines)}'.encode(), f'"seq":{len(lines) + 1}'.encode())
-    link = digest_of(lines[-2][:64] + record)
-    path.write_bytes(b"\n".join([*lines[:-1], link.encode() + b" " + record, b""]))
-    reseal(directory)
+@forges("effect_unproven")
+def read_absence_off_an_answer(parts: Parts, _: Path) -> None:
+    at(parts, "attempt.interpreted", UNKEPT).record["data"]["effect"] = "absent"
 
 
-@changes("file_damaged", Verdict.TAMPERED)
-def change_a_file(directory: Path) -> None:
-    path = directory / "receipts" / "000001.jsonl"
-    path.write_bytes(padded(path.read_bytes()))
-
-
-@changes("file_unlisted", Verdict.TAMPERED)
-def add_a_file(directory: Path) -> None:
-    (directory / "note.txt").write_text("hello")
-
-
-@changes("unreadable", Verdict.UNREADABLE)
-def remove_a_file(directory: Path) -> None:
-    (directory / "index.jsonl").unlink()
+@forges("inspections_missing", Verdict.TRUNCATED)
+def leave_out_the_last_list(parts: Parts, _: Path) -> None:
+    del parts.inspections[-14:]

@@ -2,15 +2,16 @@
 
 Its calls: LOST is known from its receipt only · ANSWERED went well · SAMPLE is a second occurrence of its key, its response
 erased · CUT was never answered, and an operator accepted a second effect, so AGAIN continues it · UNKEPT had a body over the
-limit.
+limit · UNSENT started, and its process died before anything left.
 """
 
 from pathlib import Path
+from typing import Any
 
 from tests.verifier.bundles import History, call_id, digest_of, write
 
-LOST, ANSWERED, SAMPLE, CUT, AGAIN, UNKEPT = map(call_id, range(1, 7))
-REQUESTS = {call: f"please {call}".encode() for call in (LOST, CUT, UNKEPT)}
+LOST, ANSWERED, SAMPLE, CUT, AGAIN, UNKEPT, UNSENT = map(call_id, range(1, 8))
+REQUESTS = {call: f"please {call}".encode() for call in (LOST, CUT, UNKEPT, UNSENT)}
 REQUESTS |= {ANSWERED: b"please", SAMPLE: b"please", AGAIN: REQUESTS[CUT]}
 RESPONSES = {call: f"there {call}".encode() for call in (ANSWERED, SAMPLE, AGAIN, UNKEPT)}
 OPERATOR = {"kind": "operator", "name": "ann", "config_digest": None}
@@ -22,6 +23,7 @@ def good_bundle(directory: Path) -> History:
     lose_an_attempt(history)
     answer_two(history)
     cut_and_continue(history)
+    leave_one_unsent(history)
     close(history)
     (directory / "bodies").mkdir(parents=True)
     for digest, data in history.bodies.items():
@@ -47,7 +49,7 @@ def lose_an_attempt(history: History) -> None:
 def answer_two(history: History) -> None:
     history.claim(ANSWERED, "key", 2, REQUESTS[ANSWERED])
     history.start(ANSWERED, 2, REQUESTS[ANSWERED])
-    started = {"stage": "effect_unknown", "effect": "unknown", "delivered": [], "outcome": None}
+    started: dict[str, Any] = {"stage": "effect_unknown", "effect": "unknown", "delivered": [], "outcome": None}
     row = history.row(ANSWERED, REQUESTS[ANSWERED], **started, alive=True)
     unseen = dict.fromkeys(("acknowledged_status", "observation", "source", "status", "effect"))
     history.say("show", history.show(row, **unseen))
@@ -95,22 +97,28 @@ def cut_and_continue(history: History) -> None:
     history.answer(UNKEPT, RESPONSES[UNKEPT], kept=False)
 
 
+def leave_one_unsent(history: History) -> None:
+    """The process died between attempt.started and its receipt; the next start proves that nothing left."""
+    history.claim(UNSENT, "unsent", 3, REQUESTS[UNSENT])
+    history.event("attempt.started", UNSENT, 1, epoch=3)
+    history.event("epoch.closed", epoch=3, by="successor")
+    history.event(
+        "attempt.observed", UNSENT, 1, observation="not_sent", ended_by="crash", source="salvage", proof="no receipt",
+        status=None, reason_phrase=None, headers=None, framing=None, body=None,
+    )  # fmt: skip
+    history.epoch(4)
+
+
 def close(history: History) -> None:
-    history.event("epoch.closed", epoch=3, by="self")
-    row = history.row(AGAIN, REQUESTS[AGAIN])
-    history.say("show", history.show(row, epoch=3, response_blake3=digest_of(RESPONSES[AGAIN])))
-    cut = {"stage": "superseded", "effect": "unknown", "delivered": [], "outcome": None, "alive": None}
-    history.say("show", history.show(
-        history.row(CUT, REQUESTS[CUT], **cut, decision="accept_duplicate", superseded_by=AGAIN),
-        **dict.fromkeys(("acknowledged_status", "observation", "source", "status", "effect")),
-    ))  # fmt: skip
-    history.parts.inspections[-1]["head_after"] = None
+    history.event("epoch.closed", epoch=4, by="self")
+    say_at_the_end(history)
     history.index(LOST, None, is_open=1)
     history.index(ANSWERED, 2)
     history.index(SAMPLE, 2, is_open=1)
     history.index(CUT, 2)
     history.index(AGAIN, 3)
     history.index(UNKEPT, 3)
+    history.index(UNSENT, 3, is_open=1)
     history.parts.about["receipts_through"] = history.head["seq"]
     requested = {"method": "POST", "path": "/v1/chat", "complete": True, "idempotency_key": None}
     history.parts.provider = [
@@ -118,5 +126,33 @@ def close(history: History) -> None:
         for call in (ANSWERED, SAMPLE, AGAIN, UNKEPT)
     ]
     history.parts.provider[0]["idempotency_key"] = "key"
-    history.parts.provider.append({"method": "GET", "path": "/v1/models", "body_blake3": None, "complete": True})
-    history.parts.provider.append({**requested, "body_blake3": None, "complete": False})
+    nothing = {"body_blake3": digest_of(b"")}
+    history.parts.provider.append({"method": "GET", "path": "/v1/models", "complete": True, **nothing})
+    history.parts.provider.append({**requested, **nothing, "complete": False, "client_request_id": CUT})
+    history.parts.provider.append({**requested, **nothing, "complete": False, "client_request_id": "somebody's own"})
+
+
+def say_at_the_end(history: History) -> None:
+    """What an export asks last: a list of all calls, newest first, and a show of each."""
+    unanswered: dict[str, Any] = {"delivered": [], "outcome": None}
+    unknown = {**unanswered, "stage": "effect_unknown", "effect": "unknown", "next_operation": "reconcile_effect"}
+    unsent = {**unanswered, "stage": "not_sent", "effect": "absent", "next_operation": "start_next_attempt"}
+    superseded = {**unanswered, "stage": "superseded", "effect": "unknown", "decision": "accept_duplicate"}
+    rows = [
+        history.row(UNSENT, REQUESTS[UNSENT], **unsent),
+        history.row(UNKEPT, REQUESTS[UNKEPT]),
+        history.row(AGAIN, REQUESTS[AGAIN], alive=None),
+        history.row(CUT, REQUESTS[CUT], **superseded, superseded_by=AGAIN),
+        history.row(SAMPLE, REQUESTS[SAMPLE], stage="closed"),
+        history.row(ANSWERED, REQUESTS[ANSWERED]),
+        history.row(LOST, None, **unknown, duplicate_effect_risk=True),
+    ]
+    for row in rows:
+        history.say("calls", row, of=len(rows))
+    unseen = dict.fromkeys(("acknowledged_status", "observation", "source", "status", "effect"))
+    attempts: dict[str, dict[str, Any]] = {call: {"response_blake3": digest_of(RESPONSES[call])} for call in RESPONSES}
+    attempts[AGAIN]["epoch"] = attempts[UNKEPT]["epoch"] = 3
+    attempts |= {CUT: unseen, LOST: unseen | {"epoch": None}}
+    attempts[UNSENT] = unseen | {"epoch": 3, "observation": "not_sent", "source": "salvage"}
+    for row in rows:
+        history.say("show", history.show(row, **attempts[row["call_id"]]))
