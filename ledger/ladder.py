@@ -65,11 +65,8 @@ ATTEMPT_KINDS: Final = frozenset(
     }
 )
 
-_OBSERVED: Final = {
-    "attempt.observed:response": E.RESPONSE,
-    "attempt.observed:partial": E.PARTIAL,
-    "attempt.observed:lost": E.LOST,
-}
+_ANSWERED: Final = {"attempt.observed:response": E.RESPONSE, "attempt.observed:partial": E.PARTIAL}
+_OBSERVED: Final = _ANSWERED | {"attempt.observed:lost": E.LOST}
 _DECISION: Final = {
     "reconcile.observed": None,
     "reconcile.decided:served": E.SERVED,
@@ -101,7 +98,7 @@ NEXT: Final[Mapping[Evidence, Mapping[str, Evidence | None]]] = {
         **_DECISION,
         **_DELIVERY,
     },
-    E.ACKNOWLEDGED: {**_OBSERVED, **_DECISION, **_DELIVERY},
+    E.ACKNOWLEDGED: {**_ANSWERED, **_DECISION, **_DELIVERY},
     E.NOT_SENT: {"attempt.started": E.STARTED, **_WITNESSED, **_DELIVERY},
     E.LOST: {**_DECISION, **_DELIVERY, **_LATE},
     E.PARTIAL: {**_DECISION, **_DELIVERY, **_LATE},
