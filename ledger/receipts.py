@@ -19,6 +19,7 @@ from ledger.ids import NO_CHAIN, Digest
 
 SEGMENT_LIMIT_BYTES: Final = 64 * 1024 * 1024  # one segment is read at start: a second or so
 BLOCK_BYTES: Final = 64 * 1024  # a file of another size was cut; some 120 lines, so that extending it is rare
+REWRITTEN_BYTES: Final = 1024 * 1024  # more than one write: a batch of 256 lines, each below 1 KiB with its longest key
 SECTOR_BYTES: Final = 512  # what a disk writes whole or not at all
 SEGMENT_NAME: Final = "{:06d}.jsonl"
 _SEGMENT: Final = re.compile(r"\d{6}\.jsonl")
@@ -61,7 +62,7 @@ class ReceiptLog:
         self._number, self._end = len(names), _mend_tail(names[-1])
         self._fd = os.open(names[-1], os.O_WRONLY | os.O_CLOEXEC)
         self._size = os.fstat(self._fd).st_size
-        self.sync()  # what a killed process wrote may still be in the page cache only
+        self._write_again(names[-1])
         lines = list(read_since(directory, 0, names[-2:]))  # with the one before: it has to continue that
         first, last = lines[0], lines[-1]
         self.position = Position(first.row["lineage"], last.row["n"], last.digest)
@@ -108,6 +109,16 @@ class ReceiptLog:
         _write_at(self._fd, data, self._end)
         self._end += len(data)
         self.is_synced = False
+
+    def _write_again(self, path: Path) -> None:
+        """What a process wrote that was killed, or whose sync failed, may be in the page cache only, and after a failed sync no
+        later one writes it. So the end is written again, the same bytes, and synced.
+        """
+        start = max(0, self._end - REWRITTEN_BYTES)
+        with path.open("rb") as file:
+            file.seek(start)
+            _write_at(self._fd, file.read(self._end - start), start)
+        self.sync()
 
     def _extend(self, end: int) -> None:
         """Room for lines up to `end` and at least one byte of padding. The size is set in one step: it is never half a block."""

@@ -33,6 +33,7 @@ from ledger.operations import Append, Entry
 from ledger.receipts import Line, Position, ReceiptLog, read_since, segments
 from ledger.sqlite import Store
 
+NOTHING_TO_ACCEPT: Final = "The witnesses of {} agree; there is nothing to accept. Start it: sendonce serve"
 NAMED_AT_MOST: Final = 10  # missing attempts in a message; the rest are counted
 RECOVER: Final = 'Look at them, then put it on record: sendonce recover --state-dir {} --accept-{} --reason "…"'
 
@@ -106,9 +107,10 @@ def _recover(
     if acceptance is None and not compared.agrees:
         raise WitnessesDisagreeError(_disagreement(state_dir.root, compared))
     if acceptance is not None and last is not None and _agree(last, identity) and compared.agrees:
-        raise NothingToAcceptError(
-            f"The witnesses of {state_dir.root} agree; there is nothing to accept. Start it: sendonce serve"
-        )
+        raise NothingToAcceptError(NOTHING_TO_ACCEPT.format(state_dir.root))
+    if last is not None and not store.is_closed(last.epoch):
+        # After a failed sync the WAL's pages may be in the page cache only, and no later sync writes them: write them elsewhere.
+        store.checkpoint("TRUNCATE")
     salvaged = [state.call for state in left if _salvage(store, state_dir, state, judge, fresh.now_ms)]
     # In a copy or beside a broken log a missing receipt proves nothing: those calls stay unknown.
     proven = (

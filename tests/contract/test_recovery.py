@@ -232,3 +232,11 @@ def test_clean_end_and_start_changes_epochs_only(tmp_path: Path) -> None:
         assert recovered.epoch == 2
         assert (recovered.witnessed, recovered.salvaged, recovered.not_sent) == ((), (), ())
     assert kinds(tmp_path) == [*before, *EPOCH_CHANGE]
+
+
+def test_start_after_a_death_moves_the_wal_into_the_ledger(tmp_path: Path) -> None:
+    """What the dead process wrote may be in the page cache only, and after a failed sync no later one would write it."""
+    crash(tmp_path, *(f"claim:{n}" for n in range(1, 30)), "die")
+    before = (tmp_path / "ledger.db-wal").stat().st_size
+    with started(state_dir_in(tmp_path)):
+        assert (tmp_path / "ledger.db-wal").stat().st_size < before / 2
