@@ -4,7 +4,10 @@ A failpoint is where we thought of a crash; these are all the places where a dis
 proxy starts over the same state dir, everything is asked again, and the provider's own receipts say what was sent.
 """
 
+import os
+import re
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,18 +18,22 @@ import pytest
 from tests.harness.crashes import CUT, digest_of, events_of, receipts_of, until
 from tests.harness.figures import noted
 from tests.harness.injection import (
+    FIRST_SEGMENT,
+    SECOND_SEGMENT,
     SYNCS,
+    UNFINISHED_SEGMENT,
     Call,
     Fault,
     Tampering,
     Thread,
-    injected,
+    fill_a_block,
     read_trace,
-    require_strace,
     sent_receipts,
     start_traced,
+    struck,
 )
 from tests.harness.processes import Answer, Rig, StartFailed, chat, start_provider
+from tests.harness.syscalls import require_strace
 
 SIGKILLED: Final = -9
 EXIT_START_REFUSED: Final = 4
@@ -38,30 +45,43 @@ SWEEP_LIMIT_S: Final = 1800
 SYNC_SWEEPS: Final = [
     Fault(tampering, call, thread)
     for tampering in Tampering
-    for call, thread in [("fsync", Thread.MAIN), ("fdatasync", Thread.MAIN), ("fdatasync", Thread.WRITER)]
+    for call, thread in [
+        ("fsync", Thread.MAIN),
+        ("fdatasync", Thread.MAIN),
+        ("fdatasync", Thread.WRITER),
+        ("fsync", Thread.ROOM),  # the writer fsyncs nothing else
+        ("ftruncate", Thread.ROOM),
+    ]
 ]
 WRITE_SWEEPS: Final = [Fault(tampering, "pwrite64", thread) for tampering in Tampering for thread in Thread]
-# What a default run looks at: sweep -> the n-th call, counted from the thread's first one after the start for the writer.
-SAMPLES: Final = {
-    Fault(Tampering.KILL, "fsync", Thread.MAIN): (2,),
-    Fault(Tampering.EIO, "fdatasync", Thread.MAIN): (10,),
-    Fault(Tampering.KILL, "fdatasync", Thread.WRITER): (5,),
-    Fault(Tampering.EIO, "fdatasync", Thread.WRITER): (4, 6, 8),
-    Fault(Tampering.ENOSPC, "pwrite64", Thread.MAIN): (49,),  # a spool
-    Fault(Tampering.ENOSPC, "pwrite64", Thread.WRITER): (130,),
-    Fault(Tampering.KILL, "pwrite64", Thread.WRITER): (
-        150,
-        155,
-        160,
-    ),  # about where the third request is claimed and started
-}
+ROOT, WAL, RECEIPTS = ".", "ledger.db-wal", "receipts"
+SEGMENT, NEXT_SEGMENT = f"{RECEIPTS}/{FIRST_SEGMENT}", f"{RECEIPTS}/{SECOND_SEGMENT}"
+UNFINISHED = f"{RECEIPTS}/{UNFINISHED_SEGMENT}"
+# What a default run looks at: a sweep, its n-th call (the writer's are counted from its first one after the start), and what
+# that call must be about: when, and which file (the writer's order of commits and receipts depends on what shares a commit).
+SAMPLES: Final = (
+    (Fault(Tampering.KILL, "fsync", Thread.MAIN), 2, "start", {ROOT}),
+    (Fault(Tampering.EIO, "fdatasync", Thread.MAIN), 10, "start", {WAL}),
+    (Fault(Tampering.EIO, "fsync", Thread.ROOM), 1, "request 1", {SEGMENT}),  # its second block
+    (Fault(Tampering.KILL, "fsync", Thread.ROOM), 2, "request 1", {UNFINISHED}),
+    (Fault(Tampering.ENOSPC, "fsync", Thread.ROOM), 3, "request 1", {RECEIPTS}),  # the new name
+    (Fault(Tampering.KILL, "fdatasync", Thread.ROOM), 6, "request 3", {NEXT_SEGMENT}),  # a `sent` receipt
+    (Fault(Tampering.EIO, "fdatasync", Thread.WRITER), 6, "request 3", {WAL, SEGMENT}),
+    (Fault(Tampering.ENOSPC, "pwrite64", Thread.MAIN), 49, "request 3", {"spool/CALL.body", "spool/CALL.index"}),
+    (Fault(Tampering.ENOSPC, "pwrite64", Thread.WRITER), 130, "request 3", {WAL, SEGMENT}),
+    (Fault(Tampering.KILL, "pwrite64", Thread.WRITER), 145, "request 3", {WAL, SEGMENT}),
+)
+_CALL: Final = re.compile(r"call_[0-9a-f]+")
 # SQLite undoes a half-made database file by its rollback journal, and syncs what it undid: the start is refused all the
 # same, and nothing was recorded yet. From then on there is a write-ahead log, and no file is synced after it failed.
 UNDONE: Final = ("ledger.db", "ledger.db-journal")
 
 
 def is_unseen(call: Call, rig: Rig) -> bool:
-    """SQLite syncs the directory of a journal that it made, and does not look at the result (unixSync in os_unix.c)."""
+    """SQLite syncs the directory of a journal that it made, and does not look at the result (unixSync in os_unix.c).
+
+    The start syncs it once more, and looks (ledger/recovery.py).
+    """
     return (call.name, call.path) == ("fdatasync", str(rig.state_dir))
 
 
@@ -105,36 +125,39 @@ class Run:
     """One proxy life under one fault, and the whole answers that its clients got."""
 
     rig: Rig
-    log: Path
     requests: list[Request]
     answers: list[Answer | None]
     code: int
     started: bool
     complained: str
+    struck: tuple[Call, list[Call]] | None  # the call that met the fault, and those after it
 
 
 def run_until_fault(rig: Rig, fault: Fault, number: int) -> Run:
     """The script, then SIGTERM: starting, serving and stopping are all under the fault."""
     log, requests = rig.directory / f"{rig.state_name}.log", script(rig.state_name)
+    if fault.thread is Thread.ROOM:
+        fill_a_block(rig)
     try:
         process = start_traced(rig, log, fault, number)
     except StartFailed as failed:
-        return Run(rig, log, requests, [None] * len(requests), failed.code, False, failed.err)
+        nothing = [None] * len(requests)
+        return Run(rig, requests, [*nothing], failed.code, False, failed.err, struck(log, fault, number))
     answers = [asked(rig, request) for request in requests]
 
     def fired() -> bool:
-        met = injected(log)
+        met = struck(log, fault, number)
         return process.child.poll() is not None or (met is not None and not is_unseen(met[0], rig))
 
     def at_rest() -> bool:
-        rows = rig.calls()
-        return len(rows) == len(requests) and all(row["stage"] == "completed" and row["delivered"] for row in rows)
+        rows = [row_of(rig, request) for request in requests]
+        return all(row and row["stage"] == "completed" and row["delivered"] for row in rows)
 
     if None not in answers:
         until(lambda: fired() or at_rest())
     code = process.wait() if fired() or None in answers else process.stop()
     process.close()
-    return Run(rig, log, requests, answers, code, True, process.complained)
+    return Run(rig, requests, answers, code, True, process.complained, struck(log, fault, number))
 
 
 def asked(rig: Rig, request: Request) -> Answer | None:
@@ -151,16 +174,16 @@ def asked(rig: Rig, request: Request) -> Answer | None:
 
 def check_end(run: Run, fault: Fault) -> bool:
     """Whether the fault was met. If so, the process has ended as it must, and admitted and synced nothing after it."""
-    met = injected(run.log)
     if run.code == 0:
-        assert met is None or is_unseen(met[0], run.rig), met
+        assert run.struck is None or is_unseen(run.struck[0], run.rig), run.struck
         assert None not in run.answers
-        return met is not None
+        return run.struck is not None
+    assert run.struck is not None, run.complained
+    failed, after = run.struck
     if fault.tampering is Tampering.KILL:
         assert run.code == SIGKILLED
     else:
-        assert met is not None, run.complained
-        failed, after = met
+        assert failed.injected
         assert run.code == (EXIT_POISONED if run.started else EXIT_START_REFUSED), (failed, run.complained)
         assert "Traceback" not in run.complained
         again = [call for call in after if call.name in SYNCS and call.path == failed.path]
@@ -215,8 +238,23 @@ def check_again(run: Run, request: Request, before: Answer | None) -> str:
     return disposition if answer.status == 200 else f"{disposition} {answer.code}"
 
 
-def visit(provider: Rig, fault: Fault, number: int) -> str | None:
-    """One fault, from a fresh state dir to the second asking; how the five were answered then. None: it was not met."""
+def moment_of(run: Run) -> str:
+    if not run.started:
+        return "start"
+    return f"request {_first_failure(run) + 1}" if None in run.answers else "rest"
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """What met the fault, as a path in the state dir, and when; and how the five requests were answered after it."""
+
+    path: str
+    moment: str
+    answered: str
+
+
+def visit(provider: Rig, fault: Fault, number: int) -> Visit | None:
+    """One fault, from a fresh state dir to the second asking. None: it was not met."""
     rig = Rig(provider.directory, provider.provider_process, state_name=f"{fault}-{number}")
     try:
         run = run_until_fault(rig, fault, number)
@@ -229,7 +267,9 @@ def visit(provider: Rig, fault: Fault, number: int) -> str | None:
         for request in run.requests:  # I5
             attempts = sum(row["attempts"] for row in rows if row["body_blake3"] == digest_of(request.body))
             assert attempts >= sent_of(run, request)
-        return ", ".join(answered)
+        assert run.struck is not None
+        path = _CALL.sub("CALL", os.path.relpath(run.struck[0].path, rig.state_dir))
+        return Visit(path, moment_of(run), ", ".join(answered))
     finally:
         if rig.proxy_process is not None:
             rig.proxy_process.close()
@@ -237,34 +277,38 @@ def visit(provider: Rig, fault: Fault, number: int) -> str | None:
 
 def first_of(fault: Fault, calls_of_a_start: dict[str, int]) -> int:
     """The number of the thread's first call that no other thread reaches before it."""
-    return 1 if fault.thread is Thread.MAIN else calls_of_a_start[fault.call] + 1
+    return calls_of_a_start[fault.call] + 1 if fault.thread is Thread.WRITER else 1
 
 
 @pytest.mark.parametrize(
-    ("fault", "at"), [pytest.param(fault, at, id=f"{fault}-{at}") for fault, some in SAMPLES.items() for at in some]
+    ("fault", "at", "moment", "paths"), [pytest.param(*sample, id=f"{sample[0]}-{sample[1]}") for sample in SAMPLES]
 )
 def test_fault_at_one_call_is_recovered_from_and_sends_nothing_twice(
-    provider: Rig, calls_of_a_start: dict[str, int], fault: Fault, at: int
+    provider: Rig, calls_of_a_start: dict[str, int], fault: Fault, at: int, moment: str, paths: set[str]
 ) -> None:
     """A few of each kind; the sweeps below look at all."""
-    assert visit(provider, fault, first_of(fault, calls_of_a_start) + at - 1) is not None
+    visited = visit(provider, fault, first_of(fault, calls_of_a_start) + at - 1)
+    assert visited is not None
+    assert visited.moment == moment
+    assert visited.path in paths
 
 
-def sweep(provider: Rig, fault: Fault, numbers: Iterator[int]) -> None:
-    """Until the fault is no longer met."""
-    began, outcomes = time.monotonic(), list[str]()
+def sweep(provider: Rig, fault: Fault, numbers: Iterator[int]) -> set[str]:
+    """Until the fault is no longer met; which files met it."""
+    began, visits = time.monotonic(), list[Visit]()
     for number in numbers:
         try:
-            outcome = visit(provider, fault, number)
+            visited = visit(provider, fault, number)
         except AssertionError as failure:
             failure.add_note(f"{fault} at call number {number}")
             raise
-        if outcome is None:
+        if visited is None:
             break
-        outcomes.append(outcome)
-    assert outcomes
-    counted = {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))}
-    noted(kind=str(fault), fired=len(outcomes), seconds=round(time.monotonic() - began, 1), outcomes=counted)
+        visits.append(visited)
+    assert visits
+    counts = {what: Counter(getattr(each, what) for each in visits) for what in ("path", "moment", "answered")}
+    noted(kind=str(fault), fired=len(visits), seconds=round(time.monotonic() - began, 1), **counts)
+    return {visited.path for visited in visits}
 
 
 def stepping(first: int, step: int) -> Iterator[int]:
@@ -276,7 +320,9 @@ def stepping(first: int, step: int) -> Iterator[int]:
 @pytest.mark.parametrize("fault", SYNC_SWEEPS, ids=str)
 def test_fault_at_every_sync(provider: Rig, calls_of_a_start: dict[str, int], fault: Fault) -> None:
     """First to last, start and stop included."""
-    sweep(provider, fault, stepping(first_of(fault, calls_of_a_start), 1))
+    paths = sweep(provider, fault, stepping(first_of(fault, calls_of_a_start), 1))
+    if fault.thread is Thread.ROOM:
+        assert paths >= {SEGMENT, UNFINISHED}
 
 
 @pytest.mark.slow

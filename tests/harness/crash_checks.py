@@ -1,10 +1,11 @@
 """One state that a crash may leave: put on disk, opened by the real recovery, and held against what the outside has seen."""
 
+import asyncio
 import os
 import sqlite3
 from collections import Counter
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +23,7 @@ from ledger.ids import NO_CHAIN, CallId, Digest
 from ledger.projection import project
 from ledger.recovery import Fresh, open_epoch
 from ledger.stages import Effect
+from proxy import evidence
 from proxy.interpreter import judge_salvaged
 from proxy.settings import Settings
 from tests.harness.disk import Files
@@ -46,6 +48,7 @@ class Broken(StrEnum):
     I3_RESUMABLE = "I3-resumable"  # never sent, and after recovery it cannot be sent
     I5_RECEIPT = "I5-receipt"  # a receipt whose attempt the ledger does not know
     I5_BODY = "I5-body"  # an event names a kept body that is missing or another one
+    AUDIT = "audit"  # the independent verifier finds fault with what is exported after recovery
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,7 @@ class Reopened:
     receipts: tuple[dict[str, Any], ...]
     sent: frozenset[CallId]  # those with a `sent` receipt
     spooled: frozenset[CallId]  # those with some of the body in the spool
+    faults: tuple[Violation, ...] = ()  # what an audit found
 
 
 @dataclass(slots=True)
@@ -136,10 +140,11 @@ class Bench:
         self._state_dir.prepare()
         os.umask(umask)
 
-    def reopen(self, files: Files) -> Reopened | Violation:
+    def reopen(self, files: Files, *, audited: bool) -> Reopened | Violation:
         self._fill(files)
         try:
-            return self._recover(files)
+            reopened = self._recover(files)
+            return replace(reopened, faults=self._audit()) if audited and isinstance(reopened, Reopened) else reopened
         finally:
             if self._aside.exists():
                 self._aside.replace(self._state_dir.ledger)
@@ -178,6 +183,14 @@ class Bench:
         receipts = receipt_lines(self._state_dir.receipts)
         sent = frozenset(CallId(row["call"]) for row in receipts if row["kind"] == "sent")
         return Reopened(history, receipts, sent, spooled)
+
+    def _audit(self) -> tuple[Violation, ...]:
+        """The bundle that the owner could give away now, read by the verifier, which shares no code with what wrote it."""
+        try:
+            report = asyncio.run(evidence.verify(self._state_dir, self._aside.parent, lambda _done, _of: None))
+        except Exception as error:  # noqa: BLE001 - what cannot be exported cannot be audited
+            return (Violation(Broken.AUDIT, f"{type(error).__name__}: {error}"),)
+        return tuple(Violation(Broken.AUDIT, f"{found.name}: {found.sentence}") for found in report.findings)
 
     def _judge(self, state: CallState, head: dict[str, Any], body: Path) -> bool:
         return judge_salvaged(self._settings, state, head, body)
@@ -261,7 +274,7 @@ def receipt_lines(directory: Path) -> tuple[dict[str, Any], ...]:
 def violations(reopened: Reopened, outside: Outside) -> list[Violation]:
     """What of semantics section 2 does not hold in this state."""
     history = reopened.history
-    found = list(history.faults)
+    found = [*history.faults, *reopened.faults]
     for call in outside.begun:
         found += _unrecorded(history.of(call), call, has_receipt=call in reopened.sent)
     for call, end in outside.ended.items():

@@ -26,12 +26,12 @@ from tests.harness.crash_checks import Bench, Broken, Outside, Reopened, Step, V
 from tests.harness.crashes import CHAT_PATH, MESSAGES_PATH, records_of, until
 from tests.harness.disk import Disk, State
 from tests.harness.figures import noted
+from tests.harness.injection import PROXY
 from tests.harness.processes import Process, Rig, chat, message, start_provider
 from tests.harness.wire_marks import Begun, Wire
 
 ENOUGH: Final = 200  # broken states, after which more say nothing new
-# Becomes strace, which runs as a grandchild (-D): so the child is the proxy itself, and signals reach it.
-BECOME: Final = "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"
+AUDITED_EVERY: Final = 40  # states: an export and its audit take as long as five reopenings
 TAIL_BYTES: Final = 4096  # of a trace; more than its last line
 
 Request = tuple[str, bytes, dict[str, str]]
@@ -87,15 +87,15 @@ def _is_over(trace: Path, pid: int) -> bool:
     return last.startswith(b"%d " % pid) and b"+++" in last
 
 
-def record(rig: Rig, drive: Callable[[], None], *, kill: bool) -> Recording:
+def record(rig: Rig, drive: Callable[[], None], *, kill: bool, program: tuple[str, ...] = PROXY) -> Recording:
     """The proxy under strace over the rig's state dir, while `drive` uses it; then SIGKILL, or a stop."""
     trace = rig.directory / "proxy.trace"
     before = {str(path): path.read_bytes() for path in rig.state_dir.rglob("*") if path.is_file()}
-    command = [*syscalls.STRACE, "-o", str(trace), sys.executable, "-m", "proxy", "serve", "--port", "0"]
+    command = [*syscalls.STRACE, "-o", str(trace), sys.executable, *program, "serve", "--port", "0"]
     command += ["--state-dir", str(rig.state_dir)]
     for name in ("openai", "anthropic"):
         command += ["--upstream", f"{name}={rig.provider_url}"]
-    traced = Process(["-c", BECOME, *command], r"listens on http://[^ ]*:(\d+)")
+    traced = Process(["-c", syscalls.BECOME, *command], r"listens on http://[^ ]*:(\d+)")
     rig.proxy_process = traced
     try:
         drive()
@@ -137,6 +137,7 @@ class Report:
     file_operations: int = 0
     crash_points: int = 0
     distinct_states: int = 0
+    audited: int = 0  # of them
     seconds: float = 0.0
     broken: Counter[Broken] = field(default_factory=Counter)
     first: dict[Broken, Found] = field(default_factory=dict)
@@ -147,7 +148,7 @@ class Report:
         return {
             "events": self.events, "file_operations": self.file_operations, "requests_sent": sum(self.began.values()),
             "crash_points": self.crash_points, "distinct_states": self.distinct_states,
-            "seconds": round(self.seconds, 1), "broken": dict(self.broken),
+            "audited": self.audited, "seconds": round(self.seconds, 1), "broken": dict(self.broken),
         }  # fmt: skip
 
     def covered_steps(self) -> set[int]:
@@ -172,7 +173,7 @@ class Enumeration:
     def __init__(self, recording: Recording, outside: Outside, *, seed: int, variants: int) -> None:
         upstreams = upstream_overrides([f"{name}={recording.provider_url}" for name in ("openai", "anthropic")])
         settings = load(None, {"state_dir": recording.root, "upstreams": upstreams})
-        self._recording, self._outside, self._variants = recording, outside, variants
+        self._recording, self._outside, self._variants, self._seed = recording, outside, variants, seed
         self._bench = Bench(recording.root, settings)
         self._rng = random.Random(seed)
         self._disk = Disk(recording.before)
@@ -215,8 +216,13 @@ class Enumeration:
         if damaged:
             yield from self._disk.damaged_states(self._rng, self._variants)
 
+    def _is_audited(self) -> bool:
+        is_one = self.report.distinct_states % AUDITED_EVERY == self._seed % AUDITED_EVERY
+        self.report.audited += is_one
+        return is_one
+
     def _check(self, point: int, coming: object, state: State) -> None:
-        reopened = self._bench.reopen(state.build())
+        reopened = self._bench.reopen(state.build(), audited=self._is_audited())
         if isinstance(reopened, Reopened):
             found = violations(reopened, self._outside)
             yet_to_come = CallId("")

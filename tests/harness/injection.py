@@ -3,31 +3,43 @@
 Measured with strace 6.1: `when=N` counts each system call of each thread by itself, so one sweep has one system call and
 one thread. Without -f only the main thread is traced, from its first instruction: starting, recovering and, later, spools.
 With -f the writer is traced too; the main thread reaches a low N first, while it starts, so the writer's sweep begins
-above what a start needs, and a request or two go before those that matter. A signal comes before its call is made, an
-error instead of it. --seccomp-bpf halves the time, needs -f, and loses signals: at its stops ptrace injects none.
+above what a start needs, and a request or two go before those that matter. With --trace-path only calls on those paths count.
+A signal comes before its call is made, an error instead of it. --seccomp-bpf halves the time, needs -f, and loses signals:
+at its stops ptrace injects none.
+
+Swept are all syncs, all writes of the ledger, the receipts and the spools, and what makes room in the receipt log: an
+ftruncate, a write of zeros, an fsync. Not swept are the other calls that change files: write (the secret), SQLite's
+ftruncate, open, rename, mkdir and unlink. What a crash leaves of those the crash states hold (tests/harness/crash_states.py).
 """
 
 import json
-import os
 import re
-import shutil
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-import pytest
+from ledger.receipts import BLOCK_BYTES
+from proxy.keys import EXPLICIT_KEY_LIMIT_BYTES
+from tests.harness import segments
+from tests.harness.processes import Process, Rig, chat
+from tests.harness.syscalls import BECOME
 
-from tests.harness.processes import Process, Rig
-
+PROXY: Final = ("-m", "proxy")
+# The unmodified program with one constant smaller: nobody waits for 64 MiB of receipts.
+WITH_SMALL_SEGMENTS: Final = (
+    "-c",
+    "from ledger import receipts; receipts.SEGMENT_LIMIT_BYTES = receipts.BLOCK_BYTES; from proxy.cli import main; main()",
+)
+FIRST_SEGMENT, SECOND_SEGMENT = "000001.jsonl", "000002.jsonl"
+UNFINISHED_SEGMENT: Final = "000002.new"  # the second one's name until it has a line
 SYNCS: Final = frozenset({"fsync", "fdatasync"})
-TRACED: Final = "fsync,fdatasync,pwrite64"  # all by which the ledger, the receipts and the spools reach their files
-# -D: strace is the grandchild, so that exit codes and signals are the proxy's. It has to be started by Python (`Process`).
-_EXEC: Final = "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"
-_BEGUN: Final = re.compile(r"(\d+ +)?(fsync|fdatasync|pwrite64)\(\d+<([^>]+)>")
-_RESUMED: Final = re.compile(r"(\d+) +<\.\.\. (?:fsync|fdatasync|pwrite64) resumed>")
+TRACED: Final = "fsync,fdatasync,pwrite64,ftruncate"
+_BEGUN: Final = re.compile(r"(\d+ +)?(fsync|fdatasync|pwrite64|ftruncate)\(\d+<([^>]+)>")
+_RESUMED: Final = re.compile(r"(\d+) +<\.\.\. (?:fsync|fdatasync|pwrite64|ftruncate) resumed>")
 
 
 class Thread(StrEnum):
@@ -35,6 +47,7 @@ class Thread(StrEnum):
 
     MAIN = "main"
     WRITER = "writer"
+    ROOM = "room"  # the writer, and only what it does to a receipt log that needs room: the rest is not traced
 
 
 class Tampering(StrEnum):
@@ -67,23 +80,36 @@ class Call:
     injected: bool
 
 
-def require_strace() -> None:
-    """Skips without strace, but never where a run is to prove something."""
-    if shutil.which("strace") is None:
-        says = "The sweep over every sync needs strace: apt-get install strace"
-        pytest.fail(says) if os.environ.get("CI") else pytest.skip(says)
+def fill_a_block(rig: Rig) -> None:
+    """Calls of an untraced proxy until the first block of the first receipt segment has no room for one more.
+
+    The next call extends that segment; with WITH_SMALL_SEGMENTS the line after it begins another.
+    """
+    process, segment = rig.start(), rig.state_dir / "receipts" / FIRST_SEGMENT
+    size = grown = number = 0
+    while BLOCK_BYTES - size >= grown:
+        key = f"filler-{number}".ljust(EXPLICIT_KEY_LIMIT_BYTES, "-")  # long lines, few calls
+        assert rig.chat(chat(text=f"filler {number}"), {"Idempotency-Key": key}).status == 200
+        before, size, number = size, len(segments.content(segment)), number + 1
+        grown = size - before
+    assert process.stop() == 0
 
 
 def start_traced(rig: Rig, log: Path, fault: Fault | None = None, number: int = 0) -> Process:
     """The proxy of `rig` under strace, its main thread only where no fault is named. Raises StartFailed, as `Rig.start`."""
-    tracing = ["strace", "-D", "-y", "-s", "0", "-o", str(log), "-e", f"trace={TRACED}"]
+    tracing, program = ["strace", "-D", "-y", "-s", "0", "-o", str(log), "-e", f"trace={TRACED}"], PROXY
     if fault is not None:
         tracing += ["-e", f"inject={fault.call}:{fault.tampering}:when={number}"]
-        if fault.thread is Thread.WRITER:
+        if fault.thread is not Thread.MAIN:
             tracing += ["-f"] if fault.tampering is Tampering.KILL else ["-f", "--seccomp-bpf"]
-    serve = [sys.executable, "-m", "proxy", "serve", "--port", "0", "--state-dir", str(rig.state_dir)]
+        if fault.thread is Thread.ROOM:
+            receipts, program = rig.state_dir / "receipts", WITH_SMALL_SEGMENTS
+            tracing += [
+                f"--trace-path={receipts / name}" for name in ("", FIRST_SEGMENT, SECOND_SEGMENT, UNFINISHED_SEGMENT)
+            ]
+    serve = [sys.executable, *program, "serve", "--port", "0", "--state-dir", str(rig.state_dir)]
     serve += ["--upstream", f"openai={rig.provider_url}"]
-    rig.proxy_process = Process(["-c", _EXEC, *tracing, *serve], r"listens on http://[^ ]*:(\d+)")
+    rig.proxy_process = Process(["-c", BECOME, *tracing, *serve], r"listens on http://[^ ]*:(\d+)")
     return rig.proxy_process
 
 
@@ -101,11 +127,14 @@ def read_trace(log: Path) -> list[Call]:
     return calls
 
 
-def injected(log: Path) -> tuple[Call, list[Call]] | None:
-    """The call that was made to fail, and those that came after it; None while nothing has failed."""
-    calls = read_trace(log)
-    at = next((at for at, call in enumerate(calls) if call.injected), None)
-    return None if at is None else (calls[at], calls[at + 1 :])
+def struck(log: Path, fault: Fault, number: int) -> tuple[Call, list[Call]] | None:
+    """The call that the fault met, and those that came after it; None while there was none. Counts as strace does."""
+    calls, counts = read_trace(log), Counter[str]()
+    for at, call in enumerate(calls):
+        counts[call.thread] += call.name == fault.call
+        if counts[call.thread] == number:
+            return call, calls[at + 1 :]
+    return None
 
 
 def sent_receipts(rig: Rig) -> Iterator[str]:

@@ -1,21 +1,25 @@
 """What a client and an operator know of each request, and how many provider receipts that allows: the oracle, in plain words.
 
 It never asks our ledger what happened. A permit is given where somebody knowingly wants the provider to work once more;
-the provider's own receipts of a body may never outnumber its permits.
+the provider's own receipts of a body may never outnumber its permits. What the ledger says is audited at the end, beside
+those receipts, by the independent verifier.
 """
 
 import asyncio
 import http.client
 import json
 import re
+import sqlite3
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
+from ledger import verifier
 from ledger.events import Decision
 from ledger.ids import CallId
-from proxy import inspection
+from ledger.verifier import Verdict
+from proxy import evidence, inspection
 from proxy.reconcile.operator import Ruling
 from proxy.settings import load
 from tests.harness.crashes import CHAT_PATH, begin, digest_of, read_until_cut, receipts_of, until
@@ -149,14 +153,14 @@ class World:
 
     def _exchange(self, intention: Intention, rule: Rule, headers: dict[str, str]) -> Answer | None:
         """Checks what came against the rule, and notes what the intention has come to."""
-        before = self._quiet() if rule.codes else None
+        before = self._recorded() if rule.codes else None
         receipts = len(self.rig.provider_receipts())
         with closing(begin(self.rig, CHAT_PATH, intention.body, headers)) as connection:
             answer, _ = read_until_cut(connection)
         if answer is not None and answer.disposition == "refused":
             assert answer.code in rule.codes, (intention, rule, answer)
             assert len(self.rig.provider_receipts()) == receipts
-            assert self._quiet() == before, "a refusal left an event"
+            assert self._recorded() == before, "a refusal left an event"
             intention.permits -= rule.permits  # unused
             intention.fate = AFTER_REFUSAL.get(answer.code, intention.fate)
             return answer
@@ -183,8 +187,15 @@ class World:
         assert in_band or answer.status >= 500 or _is_complete(answer), answer
         return Fate.SERVER_ERROR if in_band or answer.status >= 500 else Fate.WHOLE
 
-    def _quiet(self) -> str:
-        """The ledger's head once nothing is in flight but what the provider holds, and nothing more is written."""
+    def _recorded(self) -> int:
+        """How many events there are, but for deliveries: those come when the proxy notices that an earlier client has gone."""
+        self._quiet()
+        with closing(sqlite3.connect(f"file:{self.rig.paths.ledger}?mode=ro", uri=True)) as ledger:
+            statement = "SELECT count(*) FROM event WHERE json_extract(record, '$.kind') <> 'call.delivered'"
+            return int(ledger.execute(statement).fetchone()[0])
+
+    def _quiet(self) -> None:
+        """Until nothing is in flight but what the provider holds, and nothing more is written."""
         held, seen = len(self.of_fate(Fate.HELD)), ""
 
         def still() -> bool:
@@ -194,7 +205,6 @@ class World:
             return len(status["in_flight"] or ()) <= held and seen == before
 
         until(still)
-        return seen
 
     # --- leaving and dying -----------------------------------------------------------------------------------------
 
@@ -262,11 +272,10 @@ class World:
             assert receipts.count(digest_of(intention.body)) <= intention.permits, intention
 
     def check_records(self) -> None:
-        """At rest: every provider receipt has an attempt that was recorded before it."""
-        rows = self.rig.calls()
-        for intention in self.intentions:
-            attempts = sum(row["attempts"] for row in rows if row["body_blake3"] == digest_of(intention.body))
-            assert attempts >= len(receipts_of(self.rig, intention.body)), intention
+        """With no owner left: what would be exported now contradicts neither itself nor the provider's receipts."""
+        paths, receipts = self.rig.paths, self.rig.receipts_file
+        report = asyncio.run(evidence.verify(paths, self.rig.directory, lambda _done, _of: None, receipts))
+        assert report.verdict is Verdict.OK, verifier.render(report)
 
 
 def _is_complete(answer: Answer) -> bool:

@@ -4,6 +4,7 @@ Bytes count when their call begins, a sync when it returns: the reading least ki
 a file is traced; one that touches the directory and that no rule here understands is an error, never ignored.
 """
 
+import os
 import re
 import shutil
 import subprocess
@@ -11,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Final
+
+import pytest
 
 DATA_CALLS: Final = ("write", "writev", "pwrite64", "pwritev", "pwritev2", "sendto", "sendmsg", "sendmmsg", "sendfile",
                      "splice", "copy_file_range")  # fmt: skip
@@ -25,6 +28,8 @@ STRACE: Final = (
     "-e", "trace=" + ",".join((*DESCRIPTOR_CALLS, *PATH_CALLS, *AT_CALLS, "io_uring_setup")),
     "-e", "inject=io_uring_setup:error=ENOSYS",
 )  # fmt: skip
+# Becomes strace, which runs as a grandchild (-D): so the child is the proxy itself, and exit codes and signals are its own.
+BECOME: Final = "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"
 # SQLite's shared memory is rebuilt at each open; the lock, the socket and the activity log are no witnesses.
 IGNORED: Final = ("-shm", "/ledger.lock", "/control.sock", "/activity.log")
 KEEP_SIZE: Final = "FALLOC_FL_KEEP_SIZE"
@@ -101,6 +106,13 @@ def why_not() -> str | None:
     if tried.returncode != 0:
         return f"ptrace is not permitted here ({tried.stderr.decode().strip()[:200]}); apt-get install strace alone is not enough"
     return None
+
+
+def require_strace() -> None:
+    """Skips where nothing can be traced, and says so loudly; fails where a run is to prove something."""
+    if (reason := why_not()) is not None:
+        says = f"NOTHING IS PROVEN HERE BY SYSTEM CALLS: {reason}"
+        pytest.fail(says) if os.environ.get("CI") else pytest.skip(says)
 
 
 # --- lines of strace -------------------------------------------------------------------------------------------------
