@@ -1,7 +1,6 @@
 """Every byte of a small state dir flipped, every file cut at every size: noticed, or harmless for a reason that is checked.
 
-Two pasts: *closed*, everything is in `ledger.db`; *killed*, the WAL holds an answered call, and one that was sent and never
-answered. Files are changed in place, so that they stay the files they were: it is not their identity that tells. Whatever
+Two pasts: *closed*, everything is in `ledger.db`; *killed*, the WAL holds a call that was sent and never answered. Files are changed in place, so that they stay the files they were: it is not their identity that tells. Whatever
 a change of the WAL or the receipts does, a call that was sent never reads as not sent, not even to a start.
 """
 
@@ -25,6 +24,7 @@ from ledger.errors import LedgerError
 from ledger.ids import CallId
 from ledger.stages import Effect
 from proxy import evidence
+from tests.harness.crash_states import scratch
 from tests.harness.crashes import held
 from tests.harness.figures import noted
 from tests.harness.ledgers import started
@@ -34,7 +34,7 @@ CHAT_PATH: Final = "/openai/v1/chat/completions"
 RECEIPTS: Final = "receipts/000001.jsonl"
 FILES: Final = {"closed": ("ledger.db", RECEIPTS), "killed": ("ledger.db", "ledger.db-wal", RECEIPTS)}
 TABLES: Final = ("event", "chunk", "body", "meta", "call_index", "sqlite_schema")
-STRIDE: Final = 1021  # default run: every 1021st place (a prime, so that no structure of the files hides from it)
+STRIDE: Final = 257  # default run: every 257th place (a prime, so that no structure of the files hides from it)
 LINES_STRIDE: Final = 7  # of the receipt log's own lines
 CHUNKS: Final = 8  # slow run: so many tests share the places
 
@@ -76,8 +76,9 @@ class Original:
         """A digest of all that SQLite reads from a copy of the files, or its complaint; and the events."""
         for path in self.work.glob("ledger.db*"):
             path.unlink()
-        for name in self.files.keys() - {RECEIPTS}:
-            shutil.copyfile(self.paths.root / name, self.work / name)
+        for path in (self.paths.ledger, self.paths.wal):
+            if path.exists():
+                shutil.copyfile(path, self.work / path.name)
         try:
             with closing(sqlite3.connect(f"file:{self.work / 'ledger.db'}?mode=ro", uri=True)) as db:
                 pragmas = [
@@ -91,16 +92,14 @@ class Original:
 
     def judge(self) -> Verdict:
         """Of the files as they are now. Raises AssertionError if they pass for sound and are not harmless."""
+        if (receipts := self._receipts()) != self.files[RECEIPTS]:
+            return self._judge_log(receipts)
         reads, events = self.read()
-        untouched = self._receipts() == self.files[RECEIPTS]
-        if untouched and reads == self.reads:
+        if reads == self.reads:
             return self._judge_equal()
-        if untouched and reads in self.known:
-            return self.known[reads]
-        verdict = self._judge(events)
-        if untouched:
-            self.known[reads] = verdict
-        return verdict
+        if reads not in self.known:
+            self.known[reads] = self._judge(events)
+        return self.known[reads]
 
     def _judge_equal(self) -> Verdict:
         """Every row reads as before; and what only a writer meets in the pages does it no harm either."""
@@ -121,13 +120,20 @@ class Original:
             return f"start: {refused}"
         assert not is_absent, "what was sent reads as not sent"
         assert events == self.events[: len(events)], "it passes for sound, and it is no earlier state of itself"
-        if len(events) < len(self.events):
-            return "harmless: an earlier state of itself, from which nothing that was sent is missing"
-        return self._judge_receipts()
+        return "harmless: an earlier state of itself, from which nothing that was sent is missing"
 
-    def _judge_receipts(self) -> Verdict:
-        """After a start that nothing stopped: what of the log was changed for good?"""
-        before, now = (content.rstrip(b"\0").split(b"\n") for content in (self.files[RECEIPTS], self._receipts()))
+    def _judge_log(self, changed: bytes) -> Verdict:
+        """Of a changed receipt log. After a start that nothing stopped: what was changed for good?"""
+        refused, is_absent = self._start()
+        if refused is not None:
+            return f"start: {refused}"
+        after = self._receipts()
+        self.restore()
+        self.put(RECEIPTS, changed)
+        if (found := verified(self.paths, self.work / "bundle")) != "OK":
+            return f"verify: {found}{UNNOTICED_AT_START if is_absent else ''}"
+        assert not is_absent, "what was sent reads as not sent"
+        before, now = (content.rstrip(b"\0").split(b"\n") for content in (self.files[RECEIPTS], after))
         if now == before:
             return "harmless: the padding or the last newline, mended"
         assert now[:-2] == before[:-2], "more than the last line of the receipt log is another one"
@@ -160,7 +166,7 @@ def verified(paths: StateDir, bundle: Path) -> str:
 
 @contextmanager
 def original_in(directory: Path, past: str) -> Iterator[Original]:
-    """A real past: answered and closed; for `killed` then answered, asked and killed."""
+    """A real past: answered and closed; for `killed` then asked, and killed."""
     with rig(directory) as running:
         assert running.chat(chat(text="first")).status == 200
         running.settled()
@@ -168,8 +174,6 @@ def original_in(directory: Path, past: str) -> Iterator[Original]:
         running.proxy_process.stop()
         if past == "killed":
             running.start()
-            assert running.chat(chat(text="second"), {"Idempotency-Key": "second"}).status == 200
-            running.settled()
             with held(running, CHAT_PATH, chat("synthetic/hold=forever")):
                 running.proxy_process.kill()
         sent = CallId(running.calls()[0]["call_id"])
@@ -180,9 +184,9 @@ def original_in(directory: Path, past: str) -> Iterator[Original]:
 
 
 @pytest.fixture(scope="module")
-def originals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Original]]:
+def originals() -> Iterator[dict[str, Original]]:
     with ExitStack() as stack:
-        yield {past: stack.enter_context(original_in(tmp_path_factory.mktemp(f"bytes-{past}"), past)) for past in FILES}
+        yield {past: stack.enter_context(original_in(stack.enter_context(scratch()), past)) for past in FILES}
 
 
 def flipped(content: bytes, at: int) -> bytes:
@@ -219,7 +223,7 @@ EVERY: Final = [(past, name, change) for past, names in FILES.items() for name i
 def test_change_at_sampled_places_is_noticed_or_harmless(
     past: str, name: str, change: str, originals: dict[str, Original]
 ) -> None:
-    """Every 1021st place, and every 7th of the receipt log's lines."""
+    """Every 257th place, and every 7th of the receipt log's lines."""
     original = originals[past]
     places = set(range(0, len(original.files[name]), STRIDE))
     lines = len(original.files[name].rstrip(b"\0")) if name == RECEIPTS else 0
