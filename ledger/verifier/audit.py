@@ -21,7 +21,7 @@ from ledger.verifier.bundle import (
 )
 from ledger.verifier.calls import Call
 from ledger.verifier.fold import Ledger
-from ledger.verifier.receipts import CHAINED, PLACED, RECEIPT_CHECKS, RECEIPT_SWEEPS, WHOLE, read_receipts
+from ledger.verifier.receipts import CHAINED, PLACED, RECEIPT_CHECKS, RECEIPT_SWEEPS, WHOLE, forgiven, read_receipts
 from ledger.verifier.records import PROVIDER_MAY_LACK, PROVIDER_READS, event_of, shaped
 from ledger.verifier.report import Claim, Notebook, Report, Sweep
 from ledger.verifier.rules import CORRUPTING, EVENT_CHECKS
@@ -77,7 +77,9 @@ def ends_at_head(bundle: Bundle, ledger: Ledger) -> Iterator[tuple[str, list[str
     else:
         yield place, [] if bundle.head == last else ["bundle_head_differs"]
     through = bundle.receipts_through
-    right = through <= seq if bundle.owner else through == seq  # a living owner's newest receipts may be on their way
+    opened_seq = ledger.newest_epoch.seq if ledger.newest_epoch else 0
+    # A living owner's newest receipts may be on their way; a start has waited for those before it.
+    right = opened_seq <= through <= seq and (bundle.owner or through == seq)
     yield "bundle.json receipts_through", [] if right else ["bundle_head_differs"]
 
 
@@ -239,6 +241,9 @@ def examine(directory: Path, notebook: Notebook) -> None:
             f"{log.not_due} answered attempts lie beyond receipts_through ({bundle.receipts_through}): "
             "whether they have receipts is not checked, as the owner was writing."
         )
+    notebook.notes += forgiven(ledger, log)
+    if PROVIDER not in bundle.files:
+        notebook.notes.append("No provider receipts were given: effects at the provider were not compared.")
     for sweep in SWEEPS:
         notebook.run(sweep, bundle, ledger)
     notebook.look(OPENED.name, str(directory))

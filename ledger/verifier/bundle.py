@@ -14,7 +14,8 @@ from blake3 import blake3
 from ledger.verifier.report import Sweep
 
 RECORD_LIMIT_BYTES = 1 << 20  # of one event, receipt or row: bodies stand elsewhere, so nothing honest is longer
-DOCUMENT_LIMIT_BYTES = 256 << 20  # of bundle.json and of one inspection: both list something of every call
+INSPECTION_LIMIT_BYTES = 16 << 20  # of one: a call's manifest, decisions and events; parsed it takes 50 times as much
+DOCUMENT_LIMIT_BYTES = 256 << 20  # of bundle.json: it lists every body
 PIECE_BYTES = 1 << 20  # of a file while it is hashed: memory does not grow with a body
 INTEGER_LIMIT = 1 << 63  # SQLite's; beyond it nothing honest counts
 BUNDLE_VERSION = 1

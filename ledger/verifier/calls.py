@@ -13,7 +13,8 @@ STAY = ""  # legal, and the evidence remains
 D = {"call.delivered": STAY}
 L = {"late": STAY}
 W = {"attempt.witnessed": "witnessed"}
-O = {"response": "response", "partial": "partial", "lost": "lost"}  # noqa: E741 - FORMAT.md's own letter
+ANSWER = {"response": "response", "partial": "partial"}
+O = ANSWER | {"lost": "lost"}  # noqa: E741 - FORMAT.md's own letter
 R = {
     "reconcile.observed": STAY,
     **{word: word for word in ("decided_served", "decided_not_served", "decided_accept_duplicate", "decided_parked")},
@@ -30,7 +31,7 @@ LADDER: dict[str, dict[str, str]] = {
     "manifest": {"call.resumed": STAY} | STARTED | ABANDONED | W,
     "abandoned": D,
     "started": {"attempt.acknowledged": "acknowledged", "not_sent": "not_sent"} | O | W | R | D,
-    "acknowledged": O | R | D,
+    "acknowledged": ANSWER | R | D,
     "not_sent": STARTED | W | D,
     "lost": R | D | L,
     "partial": R | D | L,
@@ -114,6 +115,7 @@ class Call:
     call_id: str
     identity: Mapping[str, Any] | None = None  # scope, key, key_source, occurrence, generation, upstream, caller_exact
     epoch: int | None = None
+    endpoint_class: str | None = None  # null: witnessed only
     marked: bool = False
     corrupt: bool = False
     evidence: str = "nothing"

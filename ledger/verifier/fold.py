@@ -22,6 +22,8 @@ class Epoch:
     lineage: str
     receipts: int
     receipts_chain: str
+    config_digest: str
+    accepted: str | None  # lost_tail or copy
 
 
 @dataclass(slots=True)
@@ -40,7 +42,8 @@ class Ledger:
     occurrences: dict[tuple[str, str], int] = field(default_factory=dict)  # the highest of a key
     epochs: dict[int, Epoch] = field(default_factory=dict)
     open_epoch: int | None = None
-    last_accepted: Epoch | None = None  # an operator accepted a loss for it: what came before it may be gone
+    newest_epoch: Epoch | None = None
+    acceptances: list[Epoch] = field(default_factory=list)  # an operator accepted a loss for each of them
     accepted_receipts: int = 0  # the furthest position of those
     observations: dict[int, tuple[str, int | None, str | None]] = field(default_factory=dict)  # by seq
     bodies: dict[str, Body] = field(default_factory=dict)  # those that an event keeps, by digest
@@ -49,6 +52,11 @@ class Ledger:
     @property
     def length(self) -> int:
         return len(self.links) // LINK_BYTES
+
+    @property
+    def last_accepted(self) -> Epoch | None:
+        """What came before it may be gone."""
+        return self.acceptances[-1] if self.acceptances else None
 
     def link(self, seq: int) -> str | None:
         if not 0 < seq <= self.length:
@@ -87,9 +95,12 @@ class Ledger:
             lineage=data["receipts_lineage"],
             receipts=data["receipts_count"],
             receipts_chain=data["receipts_chain"],
+            config_digest=self.texts.setdefault(data["config_digest"], data["config_digest"]),
+            accepted=data["accepted"],
         )
-        if data["accepted"] is not None:
-            self.last_accepted = epoch
+        self.newest_epoch = epoch
+        if epoch.accepted is not None:
+            self.acceptances.append(epoch)
             self.accepted_receipts = max(self.accepted_receipts, epoch.receipts)
 
     def identify(self, call: Call, data: Mapping[str, Any]) -> None:
@@ -125,6 +136,7 @@ def requested(ledger: Ledger, call: Call, event: Event) -> None:
     epoch = ledger.epochs.get(data["epoch"])
     call.marked = call.marked or (epoch is not None and epoch.marked)
     call.epoch, call.continues = data["epoch"], data["continues"]
+    call.endpoint_class = ledger.texts.setdefault(data["endpoint_class"], data["endpoint_class"])
     continued = ledger.calls.get(data["continues"]) if data["continues"] else None
     call.further_effects = (data["accepts_attempt"] is not None and data["authority"] is not None) + (
         continued is not None and continued.decision == "not_served"

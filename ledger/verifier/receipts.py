@@ -3,6 +3,7 @@
 import os
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -61,19 +62,23 @@ class Parting:
 class Log:
     wanted: frozenset[int]  # numbers of lines whose digest an epoch names
     parting: Parting  # by the epochs since the newest acceptance: an older one's position may be gone
+    accepted_through: list[int]  # of each acceptance: how many lines stand before it or an earlier one
     n: int = 0
     chain: str = NO_LINE  # digest of the last line
     lineage: str | None = None
     newest_seq: int = 0  # the newest event that any receipt names
     risen_seq: int = 0  # of the last line behind the newest acceptance
     not_due: int = 0  # answered attempts beyond receipts_through
+    forgiven_lines: Counter[int] = field(default_factory=Counter)  # by the accepting epoch: their events are gone
+    forgiven_attempts: Counter[int] = field(default_factory=Counter)  # and those whose due sent line is gone
     positions: dict[int, str] = field(default_factory=lambda: {0: NO_LINE})
 
 
 def read_receipts(bundle: Bundle, ledger: Ledger, notebook: Notebook) -> Log:
     epochs, accepted = ledger.epochs.values(), ledger.last_accepted
     parting = Parting.of(epoch for epoch in epochs if accepted is None or epoch.seq >= accepted.seq)
-    log = Log(frozenset(epoch.receipts for epoch in epochs), parting)
+    accepted_through = list(accumulate((epoch.receipts for epoch in ledger.acceptances), max))
+    log = Log(frozenset(epoch.receipts for epoch in epochs), parting, accepted_through)
     for path in bundle.segments:
         for first, line in enumerate(segment_lines(bundle, path, log, notebook)):
             place = f"receipt {log.n + 1}"
@@ -83,7 +88,11 @@ def read_receipts(bundle: Bundle, ledger: Ledger, notebook: Notebook) -> Log:
             if receipt["n"] != log.n + 1 or (receipt["kind"] == "segment") != (first == 0):
                 names.append("receipt_gap")
             notebook.look(CHAINED.name, place, names)
-            if "seq" in receipt and not is_forgiven(ledger, receipt):
+            if "seq" in receipt and is_forgiven(ledger, receipt):
+                if ledger.link(receipt["seq"]) != receipt["chain"]:
+                    accepting = ledger.acceptances[bisect_left(log.accepted_through, receipt["n"])]
+                    log.forgiven_lines[accepting.number] += 1
+            elif "seq" in receipt:
                 risen = receipt["seq"] > log.risen_seq
                 placed = risen and log.parting.allows(receipt["n"], receipt["seq"])
                 notebook.look(PLACED.name, place, [] if placed else ["receipt_out_of_place"])
@@ -244,20 +253,36 @@ RECEIPT_CHECKS = (
 
 
 def due_receipts(bundle: Bundle, ledger: Ledger, log: Log) -> Iterator[tuple[str, list[str]]]:
-    accepted = ledger.last_accepted
+    """Due is an answered attempt's line, and that of any whose epoch is over: a start proves the others not sent."""
+    newest = ledger.newest_epoch
     for call in ledger.calls.values():
         for number, attempt in call.attempts.items():
             proven_seq = attempt.acknowledged_seq
             if not proven_seq and (attempt.source, attempt.observation) in RECEIPT_PROVEN:
                 proven_seq = attempt.observed_seq
-            forgiven = accepted is not None and attempt.started_seq < accepted.seq
-            if not attempt.started_seq or not proven_seq or forgiven:
+            over = newest is not None and attempt.started_seq < newest.seq and attempt.observation != "not_sent"
+            if not attempt.started_seq or not (proven_seq or over):
                 continue
-            if proven_seq > bundle.receipts_through:
+            accepting = bisect_left(ledger.acceptances, attempt.started_seq, key=lambda epoch: epoch.seq)
+            if accepting < len(ledger.acceptances):
+                log.forgiven_attempts[ledger.acceptances[accepting].number] += not attempt.sent_receipts
+                continue
+            if not over and proven_seq > bundle.receipts_through:
                 log.not_due += 1
                 continue
-            missing = "receipts_truncated" if log.newest_seq < attempt.started_seq else "receipt_missing"
+            reaches = newest is not None and over and newest.receipts <= log.n  # so the log is not cut before it
+            cut = log.newest_seq < attempt.started_seq and not reaches
+            missing = "receipts_truncated" if cut else "receipt_missing"
             yield f"{call.call_id}.{number} seq {attempt.started_seq}", [] if attempt.sent_receipts else [missing]
+
+
+def forgiven(ledger: Ledger, log: Log) -> Iterator[str]:
+    """A note for each acceptance: what it forgives is no finding, so it is said."""
+    for epoch in ledger.acceptances:
+        yield (
+            f"epoch {epoch.number} accepted {epoch.accepted}: forgiven are {log.forgiven_attempts[epoch.number]} attempts "
+            f"without a sent receipt, {log.forgiven_lines[epoch.number]} receipts whose events are gone."
+        )
 
 
 def epoch_positions(_: Bundle, ledger: Ledger, log: Log) -> Iterator[tuple[str, list[str]]]:
@@ -291,7 +316,10 @@ def witnesses(_: Bundle, ledger: Ledger, log: Log) -> Iterator[tuple[str, list[s
 
 RECEIPT_SWEEPS = (
     Sweep(
-        "answered_attempts_have_receipts", "every answered attempt has its one sent receipt", "attempts", due_receipts
+        "answered_attempts_have_receipts",
+        "every attempt that was answered, or whose epoch is over, has its sent receipt or was proven not sent",
+        "attempts",
+        due_receipts,
     ),
     Sweep("epochs_stand_in_the_log", "the receipt log holds the line that each epoch names", "epochs", epoch_positions),
     Sweep("witnessed_attempts_have_receipts", "every attempt.witnessed has its sent receipt", "attempts", witnesses),

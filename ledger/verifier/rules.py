@@ -1,6 +1,8 @@
 """What each event must satisfy, given those before it (FORMAT.md, section 9): one function a claim, and their table."""
 
 import re
+from collections.abc import Mapping
+from typing import Any
 from urllib.parse import parse_qsl
 
 from ledger.verifier.calls import Call, is_legal
@@ -12,7 +14,7 @@ from ledger.verifier.report import Check
 CORRUPTING = {
     "order_illegal", "claim_illegal", "second_attempt_unaccepted", "occurrence_without_evidence", "decision_forged",
     "head_unknown", "resumed_digest_differs", "resumption_missing", "release_before_observation", "epoch_not_open",
-    "epoch_marker_missing", "erasure_illegal",
+    "epoch_marker_missing", "erasure_illegal", "authority_forged", "status_differs", "outcome_differs", "body_withheld",
 }  # fmt: skip
 CREDENTIAL_HEADER = re.compile(
     "authorization|cookie|api-key|apikey|secret|signature|credential|password|token$", re.IGNORECASE
@@ -32,6 +34,11 @@ READ_OFF = {
     "happened": frozenset(SERVED),
     "answered": frozenset(SERVED) | REFUSED | frozenset(range(500, 600)),
 }
+CLOSING = {"decided_parked", "decided_served"}  # nobody continues what stands decided so
+PERMITTING = {"decided_accept_duplicate", "decided_not_served"}  # what an operator's word continues
+CALLERS_WORD = "Sendonce-Accept"
+SETTINGS = {"on_unknown", "after_server_error", "after_gateway_error", "after_cut_stream"}
+UNKEPT_ENDPOINT = "credential_mint"  # the one whose bodies are secrets
 UNANSWERED = {"preparation_failed", "abandoned"}  # the proxy's own answer ends these, so there is nothing to observe
 
 
@@ -69,10 +76,17 @@ def ladder(_: Ledger, event: Event, call: Call | None) -> list[str]:
     return ["order_illegal", *(["second_attempt_unaccepted"] if event.kind == "attempt.started" and earlier else [])]
 
 
+def reason_of(claim: Mapping[str, Any]) -> str:
+    """The `why_new` that a claim's other fields make it."""
+    if claim["continues"] is None:
+        return "first" if claim["occurrence"] == 1 else "second_sample"
+    return "resumed" if claim["authority"] is None else "decision"
+
+
 def claims(ledger: Ledger, event: Event, _: Call | None) -> list[str]:
     data = event.data
     before = ledger.groups.get((data["scope"], data["key"], data["occurrence"]))
-    names = []
+    names = [] if data["why_new"] == reason_of(data) else ["claim_illegal"]
     if data["continues"] is None:
         expected = ledger.occurrences.get((data["scope"], data["key"]), 0) + 1
         if (data["generation"], data["occurrence"]) != (1, expected):
@@ -91,6 +105,27 @@ def claims(ledger: Ledger, event: Event, _: Call | None) -> list[str]:
         if not accepted:
             names.append("second_attempt_unaccepted")
     return names
+
+
+def authorities(ledger: Ledger, event: Event, _: Call | None) -> list[str]:
+    """Of a claim that continues a call that is there; another is illegal already."""
+    authority = event.data["authority"]
+    continued = ledger.calls.get(event.data["continues"] or "")
+    if continued is None:
+        return []
+    if continued.evidence in CLOSING:
+        return ["authority_forged"]
+    if authority is None:
+        return []
+    epoch = ledger.epochs.get(ledger.open_epoch or 0)
+    holds = {
+        "operator": continued.evidence in PERMITTING,
+        "caller": authority["name"] == CALLERS_WORD,
+        "setting": authority["name"] in SETTINGS
+        and epoch is not None
+        and authority["config_digest"] == epoch.config_digest,
+    }
+    return [] if holds[authority["kind"]] else ["authority_forged"]
 
 
 def decisions(ledger: Ledger, event: Event, call: Call | None) -> list[str]:
@@ -137,6 +172,28 @@ def releases(_: Ledger, event: Event, call: Call | None) -> list[str]:
 def erasures(_: Ledger, event: Event, call: Call | None) -> list[str]:
     body = (event.data["which"], event.data["digest"])
     return [] if call is not None and call.kept.get(body) else ["erasure_illegal"]
+
+
+def statuses(_: Ledger, event: Event, call: Call | None) -> list[str]:
+    """Who saw the head saw its status; a late or recovered observation is of another head."""
+    attempt = call.attempts.get(event.attempt or 0) if call is not None else None
+    bound = event.data["source"] in ("live", "salvage") and attempt is not None and attempt.acknowledged_seq > 0
+    differs = bound and attempt is not None and event.data["status"] != attempt.acknowledged_status
+    return ["status_differs"] if differs else []
+
+
+def outcomes(_: Ledger, event: Event, call: Call | None) -> list[str]:
+    """Without any interpretation the ladder does not allow it, which is a finding of its own."""
+    attempt = call.attempt if call is not None else None
+    told = attempt.outcome if attempt is not None else None
+    return [] if told in (None, event.data["outcome"]) else ["outcome_differs"]
+
+
+def withheld(_: Ledger, event: Event, call: Call | None) -> list[str]:
+    """Bytes that were not kept cannot be read again, so only those of one kind may be."""
+    body = event.data["body"]
+    may = body is None or body["kept"] or (call is not None and call.endpoint_class == UNKEPT_ENDPOINT)
+    return [] if may else ["body_withheld"]
 
 
 def interpretations(_: Ledger, event: Event, call: Call | None) -> list[str]:
@@ -187,6 +244,13 @@ EVENT_CHECKS = (
         claims,
     ),
     Check(
+        "continuations_have_authority",
+        "every claim that continues a call names who may let it, and none continues what is parked or served",
+        "claims",
+        frozenset({"call.requested"}),
+        authorities,
+    ),
+    Check(
         "decisions_stand_on_the_ledger",
         "every decision follows its observation and names a head and a decision that are there",
         "decisions",
@@ -213,6 +277,27 @@ EVENT_CHECKS = (
         "erasures",
         frozenset({"body.erased"}),
         erasures,
+    ),
+    Check(
+        "observations_keep_their_status",
+        "every observation of a running attempt has the status that was acknowledged",
+        "observations",
+        frozenset({"attempt.observed"}),
+        statuses,
+    ),
+    Check(
+        "completions_keep_their_outcome",
+        "every completed call has the outcome of its newest interpretation",
+        "completions",
+        frozenset({"call.completed"}),
+        outcomes,
+    ),
+    Check(
+        "bodies_are_kept",
+        "every body is kept, but for those of calls that mint credentials",
+        "manifests and observations",
+        frozenset({"call.manifest", "attempt.observed"}),
+        withheld,
     ),
     Check(
         "effects_are_read_off_their_status",

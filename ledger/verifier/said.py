@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ledger.verifier.bundle import (
-    DOCUMENT_LIMIT_BYTES,
     INDEX,
+    INSPECTION_LIMIT_BYTES,
     INSPECTIONS,
     Bundle,
     Unreadable,
@@ -109,7 +109,7 @@ class Said:
     def announce(self) -> None:
         """Read the file once before the events, to know the heads to stop at and what stands at the end."""
         listing, place = Listing(), INSPECTIONS
-        for place, offset, line in lines(self.bundle, INSPECTIONS, DOCUMENT_LIMIT_BYTES):
+        for place, offset, line in lines(self.bundle, INSPECTIONS, INSPECTION_LIMIT_BYTES):
             said = inspection_of(line, place)
             head, after = head_of(said["head"], f"{place}: head"), head_of(said["head_after"], f"{place}: head_after")
             if self.waiting and self.waiting[-1].head == head:

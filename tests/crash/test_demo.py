@@ -55,7 +55,7 @@ def test_real_source_demo_holds_and_keeps_evidence(tmp_path: Path) -> None:
     oldest = min(path.stat().st_mtime_ns for path in evidence.glob("*/*.stderr"))
     assert (evidence / "expectations.json").stat().st_mtime_ns <= oldest
     said = [json.loads(line) for path in evidence.glob("*/inspections.jsonl") for line in path.read_text().splitlines()]
-    assert Counter(line["what"] for line in said) == {"calls": 26, "show": 26, "refusal": 2}
+    assert Counter(line["what"] for line in said) == {"calls": 22, "show": 22, "refusal": 2}
     assert all(line["head"]["seq"] > 0 for line in said)
 
 

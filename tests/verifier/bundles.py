@@ -267,10 +267,11 @@ class History:
             "authority": None,
             "evidence": None,
             "why_new": "first",
+            "endpoint_class": "generate",
         } | more
         self.event(
-            "call.requested", call, **identity, epoch=epoch, endpoint_class="generate", dialect="openai_chat",
-            caller="caller", caller_kind="api_key", caller_rotates=False, **rest,
+            "call.requested", call, **identity, epoch=epoch, dialect="openai_chat", caller="caller",
+            caller_kind="api_key", caller_rotates=False, **rest,
         )  # fmt: skip
         self.event(
             "call.manifest", call, method="POST", url="https://api.example/v1/chat", headers=[["accept", "*/*"]],

@@ -286,15 +286,16 @@ def receive_a_receipt_before_the_next_position(parts: Parts, _: Path) -> None:
     parts.provider = None
     witness_the_unsent(parts)
     epoch = at(parts, "epoch.opened", nth=3).record["data"]
-    line = parts.segments["receipts/000002.jsonl"][-1]
+    line = receipt(parts, "sent", UNSENT)[1]
     epoch["receipts_count"], epoch["receipts_chain"] = line.record["n"], line.link
 
 
 def witness_the_unsent(parts: Parts) -> None:
-    lines, line = receipt(parts, "sent", UNKEPT)
+    lines, line = receipt(parts, "sent", AGAIN)
     started = at(parts, "attempt.started", UNSENT)
     head = {"seq": started.record["seq"], "chain": started.link, "digest": digest_of(REQUESTS[UNSENT])}
-    lines.append(Line(copy(line).record | {"call": UNSENT, "key": "unsent"} | head))
+    whose = {"call": UNSENT, "key": "unsent", "generation": 1}
+    lines.insert(lines.index(receipt(parts, "sent", UNKEPT)[1]), Line(copy(line).record | whose | head))
     settle(parts)
 
 
@@ -311,3 +312,38 @@ def read_absence_off_an_answer(parts: Parts, _: Path) -> None:
 @forges("inspections_missing", Verdict.TRUNCATED)
 def leave_out_the_last_list(parts: Parts, _: Path) -> None:
     del parts.inspections[-14:]
+
+
+@forges("status_differs")
+def observe_another_status(parts: Parts, _: Path) -> None:
+    at(parts, "attempt.observed", UNKEPT).record["data"]["status"] = 201
+
+
+@forges("outcome_differs")
+def complete_with_another_outcome(parts: Parts, _: Path) -> None:
+    at(parts, "call.completed", UNKEPT).record["data"]["outcome"] = "refused"
+
+
+@forges("body_withheld")
+def withhold_a_response(parts: Parts, directory: Path) -> None:
+    at(parts, "attempt.observed", AGAIN).record["data"]["body"]["kept"] = False
+    body(directory, RESPONSES[AGAIN]).unlink()
+
+
+@forges("authority_forged")
+def let_a_nobody_accept(parts: Parts, _: Path) -> None:
+    at(parts, "call.requested", AGAIN).record["data"]["authority"] = {
+        "kind": "caller",
+        "name": "x",
+        "config_digest": None,
+    }
+
+
+@forges("claim_illegal")
+def call_a_decision_a_resumption(parts: Parts, _: Path) -> None:
+    at(parts, "call.requested", AGAIN).record["data"]["why_new"] = "resumed"
+
+
+@forges("receipt_missing")
+def drop_a_proof_of_absence(parts: Parts, _: Path) -> None:
+    parts.events.remove(at(parts, "attempt.observed", UNSENT))

@@ -1,8 +1,8 @@
 """One small ledger's life, written by hand, in which every claim of the verifier has something to look at.
 
 Its calls: LOST is known from its receipt only · ANSWERED went well · SAMPLE is a second occurrence of its key, its response
-erased · CUT was never answered, and an operator accepted a second effect, so AGAIN continues it · UNKEPT had a body over the
-limit · UNSENT started, and its process died before anything left.
+erased · CUT was never answered, and an operator accepted a second effect, so AGAIN continues it · UNKEPT minted a credential,
+so its response was not kept · UNSENT started, and its process died before anything left.
 """
 
 from pathlib import Path
@@ -24,6 +24,7 @@ def good_bundle(directory: Path) -> History:
     answer_two(history)
     cut_and_continue(history)
     leave_one_unsent(history)
+    mint_a_credential(history)
     close(history)
     (directory / "bodies").mkdir(parents=True)
     for digest, data in history.bodies.items():
@@ -92,9 +93,6 @@ def cut_and_continue(history: History) -> None:
     )
     history.start(AGAIN, 3, REQUESTS[AGAIN])
     history.answer(AGAIN, RESPONSES[AGAIN])
-    history.claim(UNKEPT, "unkept", 3, REQUESTS[UNKEPT])
-    history.start(UNKEPT, 3, REQUESTS[UNKEPT])
-    history.answer(UNKEPT, RESPONSES[UNKEPT], kept=False)
 
 
 def leave_one_unsent(history: History) -> None:
@@ -109,6 +107,12 @@ def leave_one_unsent(history: History) -> None:
     history.epoch(4)
 
 
+def mint_a_credential(history: History) -> None:
+    history.claim(UNKEPT, "unkept", 4, REQUESTS[UNKEPT], endpoint_class="credential_mint")
+    history.start(UNKEPT, 4, REQUESTS[UNKEPT])
+    history.answer(UNKEPT, RESPONSES[UNKEPT], kept=False)
+
+
 def close(history: History) -> None:
     history.event("epoch.closed", epoch=4, by="self")
     say_at_the_end(history)
@@ -117,7 +121,7 @@ def close(history: History) -> None:
     history.index(SAMPLE, 2, is_open=1)
     history.index(CUT, 2)
     history.index(AGAIN, 3)
-    history.index(UNKEPT, 3)
+    history.index(UNKEPT, 4)
     history.index(UNSENT, 3, is_open=1)
     history.parts.about["receipts_through"] = history.head["seq"]
     requested = {"method": "POST", "path": "/v1/chat", "complete": True, "idempotency_key": None}
@@ -151,7 +155,7 @@ def say_at_the_end(history: History) -> None:
         history.say("calls", row, of=len(rows))
     unseen = dict.fromkeys(("acknowledged_status", "observation", "source", "status", "effect"))
     attempts: dict[str, dict[str, Any]] = {call: {"response_blake3": digest_of(RESPONSES[call])} for call in RESPONSES}
-    attempts[AGAIN]["epoch"] = attempts[UNKEPT]["epoch"] = 3
+    attempts[AGAIN]["epoch"], attempts[UNKEPT]["epoch"] = 3, 4
     attempts |= {CUT: unseen, LOST: unseen | {"epoch": None}}
     attempts[UNSENT] = unseen | {"epoch": 3, "observation": "not_sent", "source": "salvage"}
     for row in rows:

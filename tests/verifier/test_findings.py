@@ -1,6 +1,7 @@
 """Each finding is provoked by a forgery of its own, and named; what merely damages files stands here."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,9 +9,9 @@ import pytest
 
 from ledger.verifier import Verdict, verify
 from ledger.verifier.report import FINDINGS
-from tests.verifier.bundles import Parts, call_id, digest_of, padded, read, reseal, write
+from tests.verifier.bundles import ZEROS, Parts, call_id, digest_of, padded, read, reseal, write
 from tests.verifier.forgeries import FORGERIES, at, copy, forges, receipt
-from tests.verifier.story import AGAIN, CUT, UNKEPT, good_bundle
+from tests.verifier.story import AGAIN, CUT, REQUESTS, SAMPLE, UNKEPT, UNSENT, good_bundle
 
 AFTER: dict[str, tuple[Verdict, Callable[[Path], None]]] = {}  # what changes files once the parts are written
 
@@ -41,6 +42,10 @@ def vouch_for_receipts(directory: Path, *, owner: bool, through: int) -> None:
     about = json.loads((directory / "bundle.json").read_bytes())
     about |= {"owner": owner, "receipts_through": through}
     (directory / "bundle.json").write_text(json.dumps(about))
+
+
+def opened_seq(directory: Path) -> int:
+    return int(at(read(directory), "epoch.opened", nth=-1).record["seq"])
 
 
 @changes("segment_cut", Verdict.TRUNCATED)
@@ -102,13 +107,46 @@ def remove_a_file(directory: Path) -> None:
 
 @forges("effect_unproven")
 def read_absence_off_a_time_out(parts: Parts, _: Path) -> None:
-    at(parts, "attempt.observed", UNKEPT).record["data"]["status"] = 408
+    answer_with(parts, 408)
     at(parts, "attempt.interpreted", UNKEPT).record["data"]["effect"] = "absent"
 
 
 @forges("effect_unproven")
 def read_success_off_an_error(parts: Parts, _: Path) -> None:
-    at(parts, "attempt.observed", UNKEPT).record["data"]["status"] = 500
+    answer_with(parts, 500)
+
+
+def answer_with(parts: Parts, status: int) -> None:
+    for kind in ("attempt.acknowledged", "attempt.observed"):
+        at(parts, kind, UNKEPT).record["data"]["status"] = status
+
+
+@forges("status_differs")
+def observe_no_status(parts: Parts, _: Path) -> None:
+    at(parts, "attempt.observed", UNKEPT).record["data"] |= {"source": "salvage", "status": None}
+
+
+@forges("body_withheld")
+def withhold_a_request(parts: Parts, directory: Path) -> None:
+    at(parts, "call.manifest", UNSENT).record["data"]["body"]["kept"] = False
+    (directory / "bodies" / digest_of(REQUESTS[UNSENT])).unlink()
+
+
+@forges("order_illegal")
+def lose_an_acknowledged_attempt(parts: Parts, _: Path) -> None:
+    """An answer that the ledger saw begin cannot be called lost: that is `partial`."""
+    at(parts, "attempt.observed", UNKEPT).record["data"]["observation"] = "lost"
+
+
+@forges("claim_illegal")
+def call_a_second_sample_the_first(parts: Parts, _: Path) -> None:
+    at(parts, "call.requested", SAMPLE).record["data"]["why_new"] = "first"
+
+
+@forges("receipt_missing")
+def drop_the_receipt_of_an_unanswered_attempt(parts: Parts, _: Path) -> None:
+    lines, line = receipt(parts, "sent", CUT)
+    lines.remove(line)
 
 
 @forges("inspections_missing", Verdict.TRUNCATED)
@@ -241,10 +279,62 @@ def test_receipts_vouched_for_early_without_an_owner_differ(tmp_path: Path) -> N
 def test_receipts_vouched_for_early_by_an_owner_are_noted(tmp_path: Path) -> None:
     """What is not checked is said, with its number."""
     good_bundle(tmp_path / "bundle")
-    vouch_for_receipts(tmp_path / "bundle", owner=True, through=0)
+    vouch_for_receipts(tmp_path / "bundle", owner=True, through=opened_seq(tmp_path / "bundle"))
     report = verify(tmp_path / "bundle")
     assert report.verdict is Verdict.OK
-    assert [note.split(" lie ")[0] for note in report.notes] == ["4 answered attempts"]
+    assert [note.split(" lie ")[0] for note in report.notes][:1] == ["1 answered attempts"]
+
+
+def test_receipts_vouched_for_before_the_newest_epoch_differ(tmp_path: Path) -> None:
+    """A start waits for what came before it, so not even a living owner may vouch for less."""
+    good_bundle(tmp_path / "bundle")
+    vouch_for_receipts(tmp_path / "bundle", owner=True, through=opened_seq(tmp_path / "bundle") - 1)
+    assert [finding.name for finding in verify(tmp_path / "bundle").findings] == ["bundle_head_differs"]
+
+
+def test_acceptance_notes_what_it_forgives(tmp_path: Path) -> None:
+    """An attempt without its receipt before an acceptance is no finding, but counted; so is a line of a lost event."""
+    good_bundle(tmp_path / "bundle")
+    parts = read(tmp_path / "bundle")
+    at(parts, "epoch.opened", nth=3).record["data"]["accepted"] = "copy"
+    lines, line = receipt(parts, "sent", AGAIN)
+    lines.remove(line)
+    write(parts, tmp_path / "bundle")
+    report = verify(tmp_path / "bundle")
+    assert [re.findall(r"(\d+) (?:attempts|receipts)", note) for note in report.notes] == [["0", "1"], ["1", "0"]]
+    assert report.verdict is Verdict.OK, report.findings
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "config_digest", "decided", "forged"),
+    [
+        ("operator", "ann", None, "not_served", False),
+        ("operator", "ann", None, None, True),
+        ("operator", "ann", None, "parked", True),
+        ("caller", "Sendonce-Accept", None, None, False),
+        ("caller", "Sendonce-Accept", None, "served", True),
+        ("caller", "ann", None, None, True),
+        *(("setting", f"after_{name}", ZEROS, None, False) for name in ("server_error", "gateway_error", "cut_stream")),
+        ("setting", "on_unknown", ZEROS, "parked", True),
+        ("setting", "on_unknown", "f" * 64, None, True),
+        ("setting", "on_anything", ZEROS, None, True),
+    ],
+)
+def test_claim_without_its_authority_is_forged(
+    kind: str, name: str, config_digest: str | None, decided: str | None, *, forged: bool, tmp_path: Path
+) -> None:
+    """Operator, caller and setting each may continue what they may, and nobody what stands parked or served."""
+    good_bundle(tmp_path / "bundle")
+    parts = read(tmp_path / "bundle")
+    if decided is None:
+        parts.events = [line for line in parts.events if not line.record["kind"].startswith("reconcile.")]
+    else:
+        at(parts, "reconcile.decided", CUT, nth=1).record["data"]["decision"] = decided
+    authority = {"kind": kind, "name": name, "config_digest": config_digest}
+    at(parts, "call.requested", AGAIN).record["data"]["authority"] = authority
+    write(parts, tmp_path / "bundle")
+    names = {finding.name for finding in verify(tmp_path / "bundle").findings}
+    assert ("authority_forged" in names, "claim_illegal" in names) == (forged, False), names
 
 
 def test_receipt_against_a_proof_of_absence_is_the_one_finding(tmp_path: Path) -> None:
@@ -255,4 +345,6 @@ def test_receipt_against_a_proof_of_absence_is_the_one_finding(tmp_path: Path) -
     write(parts, tmp_path / "bundle")
     (tmp_path / "bundle" / "provider_receipts.jsonl").unlink()
     reseal(tmp_path / "bundle")
-    assert [finding.name for finding in verify(tmp_path / "bundle").findings] == ["not_sent_but_receipted"]
+    report = verify(tmp_path / "bundle")
+    assert [finding.name for finding in report.findings] == ["not_sent_but_receipted"]
+    assert "effects at the provider were not compared" in report.notes[-1]
