@@ -80,6 +80,14 @@ WRITE_INDEX: Final = """
       is_in_flight = :is_in_flight, is_unfinished = :is_unfinished"""
 
 
+def text_of(stored: bytes) -> str:
+    """The connections' `text_factory`: what SQLite holds as text is ours, so it is UTF-8. Raises UnreadableRecordError."""
+    try:
+        return stored.decode()
+    except UnicodeDecodeError as error:
+        raise UnreadableRecordError(f"a text in the ledger file is not UTF-8: it is damaged. {RESTORE}") from error
+
+
 def read_events(rows: Iterable[tuple[str, str]]) -> list[Recorded]:
     """Rows of (record, chain, …) as events. Raises UnreadableRecordError."""
     return [decode(row[0], Digest(row[1])) for row in rows]

@@ -130,6 +130,10 @@ async def open_reader(ledger: Path) -> AsyncIterator[Reader]:
     if not ledger.is_file():  # noqa: ASYNC240 - one stat, before anything is served
         raise StateDirError(f"There is no ledger at {ledger}. Start the proxy once, or name its --state-dir.")
     async with aiosqlite.connect(f"file:{quote(str(ledger))}?mode=ro", uri=True) as db:
-        rows = await db.execute_fetchall(queries.EVENTS_OF_LEDGER)
+        db.text_factory = queries.text_of
+        try:
+            rows = await db.execute_fetchall(queries.EVENTS_OF_LEDGER)
+        except UnicodeDecodeError as error:  # of SQLite's own message, which quotes a schema that is damaged
+            raise UnreadableRecordError(f"the schema of {ledger} is damaged. {queries.RESTORE}") from error
         events = queries.read_events((row[0], row[1]) for row in rows)
         yield Reader(db, queries.epochs_of(recorded.event for recorded in events))

@@ -42,7 +42,10 @@ PRAGMAS: Final = (
 def _prepare(db: sqlite3.Connection, new_ledger_id: str, path: Path) -> None:
     try:  # before the pragmas: journal_mode would change another program's file
         queries.create_or_check(db, new_ledger_id, str(path))
-    except sqlite3.DatabaseError as error:
+    except (
+        sqlite3.DatabaseError,
+        UnicodeDecodeError,
+    ) as error:  # the latter: of a message that quotes a damaged schema
         raise StateDirError(
             f"{path} cannot be read as a ledger ({error}). Stop what holds it, or restore it."
         ) from error
@@ -70,6 +73,7 @@ class Store:
         if not path.exists():
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        db.text_factory = queries.text_of
         try:
             _prepare(db, new_ledger_id, path)
             return cls(db)

@@ -224,7 +224,7 @@ def verify(
         with tables.bodies_progress(errors) as progress:
             report = _run(evidences.verify(paths, work_dir, progress, provider_receipts))
     except (UnreadableRecordError, sqlite3.DatabaseError) as error:
-        _fail(f"UNREADABLE. {error}. {RESTORE}", EXIT_UNREADABLE)
+        _fail(f"UNREADABLE. {str(error).removesuffix(RESTORE).rstrip('. ')}. {RESTORE}", EXIT_UNREADABLE)
     text = verifier.as_json(report) if as_json else verifier.render(report)
     sys.stdout.write(text + "\n")
     raise typer.Exit(report.exit_code)

@@ -86,7 +86,7 @@ class Original:
                     for name in ("integrity_check", "application_id", "user_version")
                 ]
                 rows = {table: db.execute(f"SELECT * FROM {table}").fetchall() for table in TABLES}
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             return f"complaint: {error}", []
         return digest_of(repr((pragmas, rows)).encode()), rows["event"]
 
