@@ -88,6 +88,13 @@ def text_of(stored: bytes) -> str:
         raise UnreadableRecordError(f"a text in the ledger file is not UTF-8: it is damaged. {RESTORE}") from error
 
 
+def meta_of(rows: Iterable[Any], name: str) -> str:
+    """Raises UnreadableRecordError where it is gone: every ledger has it from its first moment."""
+    for row in rows:
+        return str(row[0])
+    raise UnreadableRecordError(f"the ledger file has lost its {name}: it is damaged. {RESTORE}")
+
+
 def read_events(rows: Iterable[tuple[str, str]]) -> list[Recorded]:
     """Rows of (record, chain, …) as events. Raises UnreadableRecordError."""
     return [decode(row[0], Digest(row[1])) for row in rows]

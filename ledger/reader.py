@@ -111,8 +111,7 @@ class Reader:
                 yield dict(zip(names, row, strict=True))
 
     async def meta(self, name: str) -> str:
-        (row,) = await self._db.execute_fetchall(queries.META, (name,))
-        return str(row[0])
+        return queries.meta_of(await self._db.execute_fetchall(queries.META, (name,)), name)
 
     @asynccontextmanager
     async def snapshot(self) -> AsyncIterator[None]:

@@ -233,7 +233,8 @@ class Store:
             yield started.call, started.attempt
 
     def meta(self, name: str) -> str:
-        return str(self._db.execute(queries.META, (name,)).fetchone()[0])
+        """Raises UnreadableRecordError where it is gone: every ledger has it from its first moment."""
+        return queries.meta_of(self._db.execute(queries.META, (name,)).fetchall(), name)
 
     def _index(self, state: CallState) -> None:
         self._states[state.call] = state
