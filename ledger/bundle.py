@@ -145,7 +145,7 @@ async def _write_events(target: _Target, reader: Reader) -> None:
         async with aclosing(reader.all_events()) as events:
             async for record, chain, call in events:
                 if _call_in(record) != call:
-                    raise UnreadableRecordError(f"an event's column call_id says {call}, its record {record[:120]!r}")
+                    raise UnreadableRecordError(f"an event's column call_id says {call}, its record {str(record)[:120]!r}")
                 file.write(f"{chain} {record}\n".encode())
     target.seal("events.jsonl")
 
@@ -154,7 +154,7 @@ def _call_in(record: str) -> str | None:
     try:
         call: str | None = orjson.loads(record)["call"]
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-        raise UnreadableRecordError(f"the record {record[:120]!r} cannot be read") from error
+        raise UnreadableRecordError(f"the record {str(record)[:120]!r} cannot be read") from error
     return call
 
 

@@ -48,7 +48,7 @@ def decode(record: bytes | str, chain: Digest) -> Recorded:
         event = _event(raw["kind"], raw["v"], raw["data"])
         return Recorded(raw["seq"], chain, raw["at"], raw["call"], raw["attempt"], event)
     except (orjson.JSONDecodeError, KeyError, TypeError, ValidationError) as error:
-        raise UnreadableRecordError(f"the record {record[:200]!r} cannot be read: {error}") from error
+        raise UnreadableRecordError(f"the record {str(record)[:200]!r} cannot be read: {error}") from error
 
 
 def _event(kind: str, version: int, data: dict[str, Any]) -> Event:
