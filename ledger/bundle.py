@@ -145,7 +145,9 @@ async def _write_events(target: _Target, reader: Reader) -> None:
         async with aclosing(reader.all_events()) as events:
             async for record, chain, call in events:
                 if _call_in(record) != call:
-                    raise UnreadableRecordError(f"an event's column call_id says {call}, its record {str(record)[:120]!r}")
+                    raise UnreadableRecordError(
+                        f"an event's column call_id says {call}, its record {str(record)[:120]!r}"
+                    )
                 file.write(f"{chain} {record}\n".encode())
     target.seal("events.jsonl")
 
