@@ -206,8 +206,6 @@ async def _inspections(given: Given) -> AsyncIterator[dict[str, Any]]:
 def _copy_segment(target: _Target, segment: Path) -> None:
     """One reading: beside a living writer the last line may be half there, as after a crash."""
     data = segment.read_bytes()
-    if b"\n" not in data:  # being created: nothing in it vouches for anything yet
-        return
     with target.open(f"receipts/{segment.name}") as file:
         file.write(data)
     target.seal(f"receipts/{segment.name}")

@@ -132,8 +132,7 @@ def segment_lines(bundle: Bundle, path: str, log: Log, notebook: Notebook) -> It
         notebook.notes.append(f"{path}: the last write is torn, as a crash leaves it; a start zeroes it.")
         notebook.look(WHOLE.name, path)
     else:
-        empty = is_last and size == 0  # a crash between its creation and its first block
-        notebook.look(WHOLE.name, path, [] if empty or (tail and not written) else ["padding_damaged"])
+        notebook.look(WHOLE.name, path, [] if end and tail and not written else ["padding_damaged"])
 
 
 def continues(line: bytes, log: Log) -> bool:

@@ -133,6 +133,11 @@ def _cut_the_receipts(made: Rig) -> None:
     os.truncate(made.state_dir / "receipts" / "000001.jsonl", 700)
 
 
+def _empty_the_receipts(made: Rig) -> None:
+    """A segment has its first line from its birth: one without was damaged, and no start takes it for a new one."""
+    os.truncate(made.state_dir / "receipts" / "000001.jsonl", 0)
+
+
 def _repeat_a_provider_receipt(made: Rig) -> None:
     lines = made.receipts_file.read_text().splitlines()
     made.receipts_file.write_text("\n".join([*lines, lines[0]]) + "\n")
@@ -151,6 +156,7 @@ DAMAGES: Final[tuple[tuple[str, Callable[[Rig], None]], ...]] = (
     ("CONTRADICTION", _repeat_a_provider_receipt),
     ("TAMPERED", _blank_a_chunk),
     ("TAMPERED", _change_a_receipt),
+    ("TAMPERED", _empty_the_receipts),
     ("TRUNCATED", _cut_the_receipts),
     ("UNREADABLE", _cut_the_ledger),
 )
