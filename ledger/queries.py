@@ -95,12 +95,12 @@ def meta_of(rows: Iterable[Any], name: str) -> str:
     raise UnreadableRecordError(f"the ledger file has lost its {name}: it is damaged. {RESTORE}")
 
 
-def read_events(rows: Iterable[tuple[str, str]]) -> list[Recorded]:
+def read_events(rows: Iterable[Any]) -> list[Recorded]:
     """Rows of (record, chain, …) as events. Raises UnreadableRecordError."""
     return [decode(row[0], Digest(row[1])) for row in rows]
 
 
-def read_calls(rows: Iterable[tuple[Any, ...]]) -> list[Recorded]:
+def read_calls(rows: Iterable[Any]) -> list[Recorded]:
     """Rows of (record, chain, call, its last seq, …) as events, every one of each call. Raises UnreadableRecordError.
 
     A flipped bit in SQLite's own index of events hides some from it without a word, and what lacks its attempt reads as

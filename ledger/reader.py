@@ -31,22 +31,22 @@ class Reader:
         rows = list(await self._db.execute_fetchall(queries.HISTORY_OF_KEY, (scope, key, queries.NEWEST_OCCURRENCES)))
         if not rows:
             return KeyHistory((), None, 0)
-        events = queries.read_calls(tuple(row) for row in rows)
+        events = queries.read_calls(rows)
         calls = project(events, self._epochs)
         return KeyHistory(tuple(calls.values()), Head(events[-1].seq, events[-1].chain), rows[0][4])
 
     async def call(self, call: CallId) -> CallState | None:
         rows = await self._db.execute_fetchall(queries.GENERATIONS_OF_CALL, (call,))
-        return project(queries.read_calls(tuple(row) for row in rows), self._epochs).get(call)
+        return project(queries.read_calls(rows), self._epochs).get(call)
 
     async def events(self, call: CallId) -> list[Recorded]:
         rows = await self._db.execute_fetchall(queries.EVENTS_OF_CALL, (call,))
-        return queries.read_events((row[0], row[1]) for row in rows)
+        return queries.read_events(rows)
 
     async def newest(self, limit: int, key: Key | None = None) -> list[CallState]:
         """Newest first."""
         rows = await self._db.execute_fetchall(queries.NEWEST_CALLS, (key, limit))
-        calls = project(queries.read_calls(tuple(row) for row in rows), self._epochs)
+        calls = project(queries.read_calls(rows), self._epochs)
         return sorted(calls.values(), key=lambda state: state.call, reverse=True)
 
     async def counts(self, key: Key | None = None) -> tuple[int, int]:
@@ -61,7 +61,7 @@ class Reader:
 
     async def ledger_events(self) -> list[Recorded]:
         rows = await self._db.execute_fetchall(queries.EVENTS_OF_LEDGER)
-        return queries.read_events((row[0], row[1]) for row in rows)
+        return queries.read_events(rows)
 
     async def body(self, digest: Digest) -> AsyncGenerator[bytes, None]:
         """The body's chunks, each checked against its digest. Raises UnreadableRecordError where one is missing."""
@@ -134,5 +134,5 @@ async def open_reader(ledger: Path) -> AsyncIterator[Reader]:
             rows = await db.execute_fetchall(queries.EVENTS_OF_LEDGER)
         except UnicodeDecodeError as error:  # of SQLite's own message, which quotes a schema that is damaged
             raise UnreadableRecordError(f"the schema of {ledger} is damaged. {queries.RESTORE}") from error
-        events = queries.read_events((row[0], row[1]) for row in rows)
+        events = queries.read_events(rows)
         yield Reader(db, queries.epochs_of(recorded.event for recorded in events))

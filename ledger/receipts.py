@@ -63,8 +63,10 @@ class ReceiptLog:
         self._fd = os.open(names[-1], os.O_WRONLY | os.O_CLOEXEC)
         self._size = os.fstat(self._fd).st_size
         self._write_again(names[-1])
-        lines = list(read_since(directory, 0, names[-2:]))  # with the one before: it has to continue that
-        first, last = lines[0], lines[-1]
+        lines = read_since(directory, 0, names[-2:])  # with the one before: it has to continue that
+        first = last = next(lines)
+        for last in lines:  # noqa: B007 - the last one is what is wanted, and no two need be held
+            pass
         self.position = Position(first.row["lineage"], last.row["n"], last.digest)
 
     def append(self, rows: list[dict[str, Any]]) -> None:

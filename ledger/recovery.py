@@ -108,7 +108,8 @@ def _recover(
         raise WitnessesDisagreeError(_disagreement(state_dir.root, compared))
     if acceptance is not None and last is not None and _agree(last, identity) and compared.agrees:
         raise NothingToAcceptError(NOTHING_TO_ACCEPT.format(state_dir.root))
-    if last is not None and not store.is_closed(last.epoch):
+    died = last if last is not None and not store.is_closed(last.epoch) else None
+    if died is not None:
         # After a failed sync the WAL's pages may be in the page cache only, and no later sync writes them: write them elsewhere.
         store.checkpoint("TRUNCATE")
     salvaged = [state.call for state in left if _salvage(store, state_dir, state, judge, fresh.now_ms)]
@@ -122,9 +123,7 @@ def _recover(
         _record_not_sent(store, state, fresh.now_ms)
     passed("recovery-before-epoch")
     opening = _opened(store, last, secret, config_digest, receipts.position, acceptance, identity)
-    closed = (
-        [Entry(None, None, EpochClosed(last.epoch, "successor"))] if last and not store.is_closed(last.epoch) else []
-    )
+    closed = [Entry(None, None, EpochClosed(died.epoch, "successor"))] if died else []
     witnessed = [_witness(line.row) for line in compared.missing]
     _commit(store, Append((*closed, Entry(None, None, opening), *witnessed)), fresh.now_ms)
     sync_directory(state_dir.root)  # SQLite syncs its WAL's name itself, and goes on when that fails

@@ -233,7 +233,6 @@ class Store:
             yield started.call, started.attempt
 
     def meta(self, name: str) -> str:
-        """Raises UnreadableRecordError where it is gone: every ledger has it from its first moment."""
         return queries.meta_of(self._db.execute(queries.META, (name,)).fetchall(), name)
 
     def _index(self, state: CallState) -> None:
