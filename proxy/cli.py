@@ -35,6 +35,7 @@ from proxy.control import OwnerSilentError
 from proxy.inspection import NotFoundError
 from proxy.reconcile.operator import DecisionRefusedError, Ruling
 from proxy.settings import SettingsError, command_options, load, upstream_overrides
+from proxy.views import head_row
 
 T = TypeVar("T")
 
@@ -201,8 +202,12 @@ def export(
     """Write everything as plain files, for an auditor: python -m ledger.verifier DIRECTORY."""
     with tables.bodies_progress(errors) as progress:
         made = _run(evidences.export(_state_dir(state_dir), directory, progress, provider_receipts, inspections))
-    head = evidences.as_row(made.head)
-    document = {"directory": str(made.directory), "head": head, "bodies": made.bodies, "unreadable": made.unreadable}
+    document = {
+        "directory": str(made.directory),
+        "head": head_row(made.head),
+        "bodies": made.bodies,
+        "unreadable": made.unreadable,
+    }
     _show(document, tables.exported, as_json=as_json)
 
 

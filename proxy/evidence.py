@@ -10,12 +10,11 @@ from typing import Any, Final
 from ledger import bundle, verifier
 from ledger.bundle import BundleError, Exported, Given
 from ledger.epochs import StateDir
-from ledger.ids import Head
 from ledger.reader import Reader, open_reader
 from ledger.receipts import segments
 from proxy import clock
 from proxy.inspection import alive_calls, alive_in
-from proxy.views import call_detail, call_row
+from proxy.views import call_detail, call_row, head_row
 
 ROOM_FACTOR: Final = 4  # of the ledger's files: events once more in the plain, and what `calls` and `show` say of them
 EXPORTS_LIMIT: Final = 5  # a start or a stop beside it ends within milliseconds
@@ -29,11 +28,11 @@ async def recorded(
 
     `beside` is not: it sees the ledger's newest event right after, so that a reading which wrote would give itself away.
     """
-    head = as_row(await reader.head())
+    head = head_row(await reader.head())
     known = await reader.all_calls()
 
     async def line(what: str, document: dict[str, Any], **more: int) -> dict[str, Any]:
-        after = None if owner else as_row(await beside.head())
+        after = None if owner else head_row(await beside.head())
         return {"what": what, "head": head, "head_after": after, **more, "document": document}
 
     for call in known:
@@ -55,11 +54,7 @@ async def inspections(state_dir: StateDir) -> list[dict[str, Any]]:
 
 async def head(state_dir: StateDir) -> dict[str, Any] | None:
     async with open_reader(state_dir.ledger) as reader:
-        return as_row(await reader.head())
-
-
-def as_row(head: Head | None) -> dict[str, Any] | None:
-    return {"seq": head.seq, "chain": head.chain} if head else None
+        return head_row(await reader.head())
 
 
 async def export(

@@ -26,7 +26,7 @@ from proxy import control, wiring
 from proxy.control import OwnerUnreachableError, ask_owner
 from proxy.reconcile.operator import DecisionRefusedError, Ruling
 from proxy.settings import Settings
-from proxy.views import call_detail, call_row, instant
+from proxy.views import call_detail, call_row, head_row, instant
 
 UNRESOLVED_LOOKED_AT = 100_000  # calls `status` counts over; beyond it, it says so
 
@@ -111,7 +111,7 @@ async def status(state_dir: StateDir) -> dict[str, Any]:
         "epoch_opened_at": instant(epochs[-1].at_ms) if epochs else None,
         "calls": total,
         "events": events,
-        "head": {"seq": head.seq, "chain": head.chain} if head else None,
+        "head": head_row(head),
         "in_flight": sorted(alive) if owner else None,
         "unresolved": [state.call for state in unresolved],
         "rotating": [state.call for state in unresolved if state.requested and state.requested.caller_rotates],

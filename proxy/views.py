@@ -8,7 +8,7 @@ import orjson
 
 from ledger.calls import AttemptState, CallState
 from ledger.events import Recorded
-from ledger.ids import attempt_id
+from ledger.ids import Head, attempt_id
 from ledger.ladder import Evidence
 from ledger.projection import PROJECTION_VERSION
 from ledger.stages import Effect, NextOperation
@@ -50,6 +50,10 @@ _COMPLETE: Final[Mapping[Effect, str]] = {
 
 def instant(at_ms: int | None) -> str | None:
     return None if at_ms is None else datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def head_row(head: Head | None) -> dict[str, Any] | None:
+    return {"seq": head.seq, "chain": head.chain} if head else None
 
 
 def since_of(call: CallState) -> str:
@@ -125,7 +129,7 @@ def call_detail(call: CallState, alive: bool | None, events: list[Recorded]) -> 
             }
             for recorded in events
         ],
-        "head": {"seq": call.last_seq, "chain": call.head_chain},
+        "head": head_row(Head(call.last_seq, call.head_chain)),
     }
 
 

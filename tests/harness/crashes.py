@@ -3,31 +3,18 @@
 import http.client
 import json
 import sqlite3
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from blake3 import blake3
 
-from tests.harness.processes import ANSWER_LIMIT_S, Answer, Rig
+from tests.harness.processes import ANSWER_LIMIT_S, Answer, Rig, until
 
-T = TypeVar("T")
-POLL_S: Final = 0.01
 # How a client notices that its answer will not come whole.
 CUT: Final = (ConnectionError, http.client.HTTPException)
 CHAT_PATH: Final = "/openai/v1/chat/completions"
 MESSAGES_PATH: Final = "/anthropic/v1/messages"
-
-
-def until(asked: Callable[[], T], limit_s: float = ANSWER_LIMIT_S) -> T:
-    """Asks again until the answer is true. A fact of another process can only be polled for."""
-    deadline = time.monotonic() + limit_s
-    while not (answer := asked()):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"It did not come true within {limit_s} s.")
-        time.sleep(POLL_S)
-    return answer
 
 
 def digest_of(body: bytes) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from blake3 import blake3
 
@@ -22,7 +22,8 @@ from proxy import inspection
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSWER_LIMIT_S = 30
-ASK_AGAIN_S = 0.03
+ASK_AGAIN_S = 0.03  # also how long `settled` sees nothing follow
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -117,13 +118,14 @@ class Process:
         self._close()
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Asks again and again; a condition that never holds fails the test."""
+def until(asked: Callable[[], T]) -> T:
+    """Asks again until the answer is true; one that never is fails the test. A fact of another process can only be polled for."""
     deadline = time.monotonic() + ANSWER_LIMIT_S
-    while not condition():
+    while not (answer := asked()):
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {ANSWER_LIMIT_S} s: {condition}")
+            raise AssertionError(f"It did not come true within {ANSWER_LIMIT_S} s: {asked}")
         time.sleep(ASK_AGAIN_S)
+    return answer
 
 
 class StartFailed(Exception):  # noqa: N818 - an outcome that tests expect
