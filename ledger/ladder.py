@@ -47,8 +47,10 @@ class Evidence(StrEnum):
 
 E = Evidence
 
+# An attempt runs, or its process died within it.
+IN_FLIGHT: Final = frozenset({E.STARTED, E.ACKNOWLEDGED})
 # Left open: only a decision leads out.
-UNRESOLVED: Final = frozenset({E.STARTED, E.ACKNOWLEDGED, E.LOST, E.PARTIAL, E.WITNESSED})
+UNRESOLVED: Final = IN_FLIGHT | {E.LOST, E.PARTIAL, E.WITNESSED}
 DECIDED: Final = frozenset({E.SERVED, E.NOT_SERVED, E.ACCEPTED, E.PARKED})
 # The proxy finishes these by itself, from preserved bytes, without the provider.
 UNFINISHED: Final = frozenset({E.RESPONSE, E.INTERPRETED, E.RETRY_DECIDED, E.ATTEMPT_COMPLETED})

@@ -16,14 +16,13 @@ from ledger.codec import decode
 from ledger.errors import StateDirError, UnreadableRecordError
 from ledger.events import EpochOpened, Event, Recorded
 from ledger.ids import CallId, Digest
-from ledger.ladder import UNFINISHED, Evidence
+from ledger.ladder import IN_FLIGHT, UNFINISHED
 from ledger.projection import project
 
 FORMAT: Final = 1
 APPLICATION_ID: Final = 0x53454E44  # "SEND", so that file(1) and doctor know whose database it is
 RESTORE: Final = "Restore a backup, then sendonce recover."
 NEWEST_OCCURRENCES: Final = 8  # finished ones an admission still looks at: a late retry's answer is among the newest
-IN_FLIGHT: Final = frozenset({Evidence.STARTED, Evidence.ACKNOWLEDGED})
 
 NEWEST_EVENT: Final = "SELECT seq, chain FROM event ORDER BY seq DESC LIMIT 1"
 EVENTS_OF_LEDGER: Final = "SELECT record, chain FROM event WHERE call_id IS NULL ORDER BY seq"

@@ -121,6 +121,8 @@ class Ingress:
             for _ in range(DECISIONS_LIMIT):
                 now = replace(now, at_ms=clock.now_ms(), owed_first_try=registry.owes(asked.scope, asked.key))
                 history = await self._services.reader.history(asked.scope, asked.key)
+                if registry.outran(history.calls, self._services.epoch):
+                    continue
                 verdict = decide(asked.ask, history, registry.live(history.calls), policy, now)
                 if not isinstance(verdict, Forward):
                     return verdict

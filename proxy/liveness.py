@@ -15,6 +15,7 @@ from typing import Final
 from ledger.calls import CallState
 from ledger.events import DeliveredHow
 from ledger.ids import CallId, Key, Scope
+from ledger.ladder import IN_FLIGHT
 from ledger.spool import Spool
 from proxy.decisions import Live
 from proxy.inflight import Recording
@@ -129,6 +130,19 @@ class Registry:
                 delivered=state.call in self._delivered or any(claimant.delivered for claimant in claimants),
             )
         return found
+
+    def outran(self, states: Iterable[CallState], epoch: int) -> bool:
+        """Whether a flight of this epoch ended after `states` were read: they say in flight, the registry says no more.
+
+        Its observation is durable by then, so reading again sees it. Judged by the two together it would look dead and unknown.
+        """
+        return any(
+            state.evidence in IN_FLIGHT
+            and state.attempt
+            and state.attempt.epoch == epoch
+            and state.call not in self._flights
+            for state in states
+        )
 
     # --- claimants -------------------------------------------------------------------------------------------------
 

@@ -3,15 +3,19 @@
 import asyncio
 import socket
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from ledger.ids import Key, Scope
+from ledger.spool import Spool
+from ledger.stages import Effect
 from proxy import liveness
 from proxy.admission import Live
-from proxy.liveness import Registry
-from tests.harness.histories import STARTED, one
+from proxy.inflight import Recording
+from proxy.liveness import Flight, Registry
+from tests.harness.histories import STARTED, completed, one
 
 STATE = one(*STARTED)
 CALL = STATE.call
@@ -70,6 +74,18 @@ async def registry(told: Told) -> Registry:
 
 def live(registry: Registry) -> Live:
     return registry.live([STATE])[CALL]
+
+
+async def test_history_older_than_a_flights_end_is_outran(registry: Registry, tmp_path: Path) -> None:
+    """In flight by the history, gone by the registry: it ended between the two looks. Of an earlier epoch it simply died."""
+    assert STATE.attempt is not None
+    assert STATE.attempt.epoch is not None
+    assert registry.outran([STATE], STATE.attempt.epoch)
+    assert not registry.outran([STATE], STATE.attempt.epoch + 1)
+    assert not registry.outran([one(*completed(Effect.HAPPENED))], STATE.attempt.epoch)
+    spool, request = Spool(tmp_path, CALL), cast("Any", None)
+    registry.enter(Flight(CALL, request, spool, Recording(spool), asyncio.get_running_loop().create_future()))
+    assert not registry.outran([STATE], STATE.attempt.epoch)
 
 
 async def test_call_is_claimed_while_its_clients_socket_is_open(registry: Registry, wire: Any) -> None:
