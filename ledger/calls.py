@@ -17,6 +17,7 @@ from ledger.ladder import Evidence
 from ledger.stages import Effect, NextOperation, Stage
 
 DELIVERED: Final = frozenset({"next_request", "fin", "acked"})
+CLOSED_BY_ANSWER: Final = frozenset({Evidence.COMPLETED, Evidence.ERASED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,10 @@ class AttemptState:
     observed: AttemptObserved | None = None
     interpreted: AttemptInterpreted | None = None
     witnessed: bool = False
+
+    @property
+    def proven_absent(self) -> bool:
+        return self.interpreted is not None and self.interpreted.effect is Effect.ABSENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +101,14 @@ class CallState:
         """Nothing the call may still need: indexes leave it out, so that hot keys stay cheap."""
         if self.superseded_by is not None:
             return True
-        return self.evidence is Evidence.COMPLETED and self.effect is Effect.HAPPENED and self.delivered
+        return self.evidence in CLOSED_BY_ANSWER and self.effect is Effect.HAPPENED and self.delivered
+
+    @property
+    def is_erasable(self) -> bool:
+        """Its bodies are no evidence that anybody still needs: what became of it is proven, or another call carries it on."""
+        if self.fault is not None or self.evidence not in CLOSED_BY_ANSWER:
+            return False
+        return self.superseded_by is not None or self.effect in (Effect.HAPPENED, Effect.ABSENT)
 
 
 _PLAIN_STAGE: Final = {
@@ -133,6 +145,8 @@ def _stage(state: CallState) -> Stage:
         return Stage.EFFECT_HAPPENED
     if not state.marked and state.evidence in (Evidence.REQUESTED, Evidence.MANIFEST, Evidence.ABANDONED):
         return Stage.EFFECT_UNKNOWN  # without the protocol marker a missing attempt proves nothing
+    if state.evidence is Evidence.ERASED and state.attempt and state.attempt.proven_absent:
+        return Stage.COMPLETED  # the next try is sent, and compared by digests alone
     return _PLAIN_STAGE[state.evidence]
 
 

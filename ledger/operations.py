@@ -38,6 +38,28 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True)
+class Erasure:
+    """Bytes that no event names any more, as counted over all events up to `counted_through` (retention.py).
+
+    What an event after those names is left where it is.
+    """
+
+    counted_through: int
+    bodies: tuple[Digest, ...] = ()
+    chunks: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Erased:
+    """What an erasure took away: bodies with their size, chunks with what they took in the file."""
+
+    bodies: int = 0
+    body_bytes: int = 0
+    chunks: int = 0
+    chunk_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Append:
     """All of it in one transaction, or nothing."""
 
@@ -45,6 +67,14 @@ class Append:
     expect: Expect | None = None
     bodies: tuple[Packed, ...] = ()
     receipt: Receipt | None = None
+    erasure: Erasure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Chunks of a body too large for one transaction, ahead of the event that names the body. Nothing refers to them yet."""
+
+    chunks: tuple[tuple[bytes, bytes], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +84,4 @@ class Appended:
     recorded: tuple[Recorded, ...]
     state: CallState | None
     receipt: Receipt | None = None
+    erased: Erased | None = None

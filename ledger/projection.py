@@ -141,7 +141,7 @@ def _check_settlement(state: CallState, event: Event) -> None:
             raise IllegalTransitionError(
                 f"the decision names {event.succeeds} as the one it succeeds, but {state.decision_seq} stands"
             )
-        case BodyErased() if completed and state.effect is not Effect.HAPPENED:
+        case BodyErased() if completed and not state.is_erasable:
             raise IllegalTransitionError(
                 f"the call is completed with effect {state.effect}; its bodies are its evidence"
             )

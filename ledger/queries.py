@@ -70,6 +70,14 @@ ALL_BODIES: Final = "SELECT digest, size FROM body ORDER BY id"
 SUM_BODIES: Final = "SELECT coalesce(sum(size), 0) FROM body"
 SCHEMA: Final = "SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL ORDER BY sql"
 FIND_BODY: Final = "SELECT chunks FROM body WHERE digest = ?"
+HAS_CHUNK: Final = "SELECT 1 FROM chunk WHERE digest = ?"
+ERASE_BODY: Final = "DELETE FROM body WHERE digest = ? RETURNING size"
+ERASE_CHUNK: Final = "DELETE FROM chunk WHERE digest = ? RETURNING length(frame)"
+# Told apart by text first, as above: which events keep a body, end a call's keeping of it, or complete a call.
+KEEPING_AFTER: Final = """
+    SELECT record, chain FROM event WHERE seq > ?1 AND seq <= ?2 AND (instr(record, '"kind":"call.manifest"')
+      OR instr(record, '"kind":"attempt.observed"') OR instr(record, '"kind":"body.erased"')
+      OR instr(record, '"kind":"call.completed"')) ORDER BY seq"""
 FIND_CHUNK: Final = "SELECT frame FROM chunk WHERE digest = ?"
 
 WRITE_INDEX: Final = """
@@ -202,9 +210,15 @@ def _sql(name: str) -> str:
     return files("ledger.sql").joinpath(name).read_text()
 
 
+def keep_chunks(db: sqlite3.Connection, chunks: Iterable[tuple[bytes, bytes]]) -> None:
+    db.executemany("INSERT OR IGNORE INTO chunk(digest, frame) VALUES(?, ?)", chunks)
+
+
 def keep_body(db: sqlite3.Connection, packed: Packed) -> None:
-    """Inside the writer's transaction. What is stored already is not stored again."""
-    db.executemany("INSERT OR IGNORE INTO chunk(digest, frame) VALUES(?, ?)", packed.chunks)
+    """Inside the writer's transaction. What is stored already is not stored again. Raises ValueError where a staged chunk is gone."""
+    keep_chunks(db, packed.chunks)
+    if packed.staged and not all(db.execute(HAS_CHUNK, (digest,)).fetchone() for digest in packed.order):
+        raise ValueError(f"a chunk of the staged body {packed.digest} is not stored")
     db.execute(
         "INSERT OR IGNORE INTO body(digest, size, chunks) VALUES(?, ?, ?)",
         (packed.digest, packed.size, b"".join(packed.order)),

@@ -6,7 +6,7 @@
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 import aiosqlite
@@ -18,6 +18,8 @@ from ledger.errors import StateDirError, UnreadableRecordError
 from ledger.events import Recorded
 from ledger.ids import CallId, Digest, Head, Key, Scope
 from ledger.projection import project
+
+WHOLE: Final = slice(None)
 
 
 class Reader:
@@ -63,12 +65,12 @@ class Reader:
         rows = await self._db.execute_fetchall(queries.EVENTS_OF_LEDGER)
         return queries.read_events(rows)
 
-    async def body(self, digest: Digest) -> AsyncGenerator[bytes, None]:
-        """The body's chunks, each checked against its digest. Raises UnreadableRecordError where one is missing."""
+    async def body(self, digest: Digest, part: slice = WHOLE) -> AsyncGenerator[bytes, None]:
+        """The body's chunks, all or a part of them, each checked against its digest. Raises UnreadableRecordError where one is missing."""
         rows = list(await self._db.execute_fetchall(queries.FIND_BODY, (digest,)))
         if not rows:
             raise UnreadableRecordError(f"the body {digest} is not kept")
-        for chunk in bodies.chunk_digests(rows[0][0]):
+        for chunk in list(bodies.chunk_digests(rows[0][0]))[part]:
             found = list(await self._db.execute_fetchall(queries.FIND_CHUNK, (chunk,)))
             if not found:
                 raise UnreadableRecordError(f"the body {digest} lacks its chunk {chunk.hex()}")

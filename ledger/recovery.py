@@ -10,11 +10,12 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, BinaryIO, Final, Literal
 
 import orjson
 
 from ledger import bodies, spool
+from ledger.bodies import Packed
 from ledger.calls import CallState
 from ledger.epochs import FileIdentity, StateDir, file_identity, secret_check, sync_directory
 from ledger.errors import NothingToAcceptError, StateDirError, WitnessesDisagreeError
@@ -29,7 +30,7 @@ from ledger.events import (
 )
 from ledger.failpoints import passed
 from ledger.ids import CallId, attempt_id
-from ledger.operations import Append, Entry
+from ledger.operations import Append, Entry, Stage
 from ledger.receipts import Line, Position, ReceiptLog, read_since, segments
 from ledger.sqlite import Store
 
@@ -38,7 +39,7 @@ NAMED_AT_MOST: Final = 10  # missing attempts in a message; the rest are counted
 RECOVER: Final = 'Look at them, then put it on record: sendonce recover --state-dir {} --accept-{} --reason "…"'
 
 # Given the call, the salvaged head and the body's file: is the response whole by its dialect's terminal evidence?
-Judge = Callable[[CallState, dict[str, Any], Path], bool]
+Judge = Callable[[CallState, dict[str, Any], Path], spool.Judged]
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,10 +266,10 @@ def _salvage(store: Store, state_dir: StateDir, state: CallState, judge: Judge, 
     head = orjson.loads(found.head)
     os.truncate(found.body_path, found.size)  # only the prefix that its checksums vouch for
     with found.body_path.open("rb") as stream:
-        packed = bodies.pack_stream(stream)
-    whole = judge(state, head, found.body_path)
-    is_kept = state.manifest is None or state.manifest.body.kept  # what may not be kept live may not be kept now
-    observation: ObservationKind = "response" if whole else "partial"
+        judged = judge(state, head, found.body_path)
+        packed = _packed(store, stream) if judged.is_kept else None
+        digest, size = (packed.digest, packed.size) if packed else bodies.digest_of(stream)
+    observation: ObservationKind = "response" if judged.is_whole else "partial"
     event = AttemptObserved(
         observation=observation,
         ended_by="crash",
@@ -277,11 +278,21 @@ def _salvage(store: Store, state_dir: StateDir, state: CallState, judge: Judge, 
         reason_phrase=head["reason_phrase"],
         headers=tuple((name, value) for name, value in head["headers"]),
         framing=head["framing"],
-        body=Body(packed.digest, packed.size, is_kept),
+        body=Body(digest, size, judged.is_kept),
     )
-    kept = (packed,) if is_kept else ()
+    kept = (packed,) if packed else ()
     _commit(store, Append((Entry(state.call, state.attempt.number, event),), bodies=kept), now_ms)
     return True
+
+
+def _packed(store: Store, stream: BinaryIO) -> Packed:
+    """In bounded memory: its chunks are stored ahead of the event that will name them."""
+    packer = bodies.packer_of(stream)
+    while chunks := packer.batch():
+        store.begin()
+        store.stage(Stage(chunks))
+        store.commit()
+    return packer.packed()
 
 
 def _is_recorded(store: Store, row: dict[str, Any]) -> bool:

@@ -57,12 +57,13 @@ class Spool:
         self._write_index(b"%d %08x\n" % (self.size + len(data), crc))
         self.size, self._crc = self.size + len(data), crc
 
-    def pread(self, offset: int, size: int) -> bytes:
+    def read_at(self, offset: int, size: int) -> bytes:
         return os.pread(self._body, size, offset) if self._index_size else b""
 
-    def fileno(self) -> int:
-        """Of the body, valid from `head` until `close`."""
-        return self._body
+    def sync(self) -> None:
+        """What was appended is durable when it returns. Never again after it raised."""
+        os.fdatasync(self._body)
+        os.fdatasync(self._index)
 
     def close(self) -> None:
         """The files stay. A second call does nothing."""
@@ -88,6 +89,14 @@ class Salvaged:
     head: bytes
     body_path: Path
     size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What whoever reads heads says of a salvaged response: is it whole, and may its body be kept?"""
+
+    is_whole: bool
+    is_kept: bool
 
 
 def salvage(directory: Path, name: str) -> Salvaged | None:

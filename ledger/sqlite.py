@@ -13,14 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal
 
-from ledger import queries
+from ledger import queries, retention
 from ledger.calls import CallState
 from ledger.claims import claim_fault
 from ledger.codec import chained, decode, encode
 from ledger.errors import ClaimLostError, ConflictError, IllegalTransitionError, StateDirError, UnrecordableEventError
 from ledger.events import AttemptStarted, CallRequested, EpochClosed, EpochOpened, Recorded
 from ledger.ids import NO_CHAIN, CallId, Digest, Head, Key, Scope
-from ledger.operations import Append, Appended
+from ledger.operations import Append, Appended, Stage
 from ledger.projection import fold
 from ledger.stages import Effect
 
@@ -36,6 +36,7 @@ PRAGMAS: Final = (
     ("trusted_schema", 0),
     ("cell_size_check", 1),
     ("temp_store", 2),
+    ("secure_delete", 1),  # what is erased is overwritten, not only unlinked
 )
 
 
@@ -103,14 +104,20 @@ class Store:
         if op.expect is not None and self.key_head(op.expect.scope, op.expect.key) != op.expect.head:
             raise ConflictError("another append to this key was first")
         recorded, states = self._decide(op, at_ms)
+        named = retention.named_since(self._db, op.erasure.counted_through) if op.erasure else frozenset()
         for packed in op.bodies:
             queries.keep_body(self._db, packed)
         for item in recorded:
             self._insert(item)
         for state in states.values():
             self._index(state)
-        last = op.entries[-1].call
-        return Appended(tuple(item for item, _ in recorded), states.get(last) if last else None, op.receipt)
+        erased = retention.erase(self._db, op.erasure, named) if op.erasure else None
+        last = op.entries[-1].call if op.entries else None
+        return Appended(tuple(item for item, _ in recorded), states.get(last) if last else None, op.receipt, erased)
+
+    def stage(self, op: Stage) -> None:
+        """Inside a transaction."""
+        queries.keep_chunks(self._db, op.chunks)
 
     def _decide(self, op: Append, at_ms: int) -> tuple[list[tuple[Recorded, bytes]], dict[CallId, CallState]]:
         head = self.head

@@ -10,12 +10,14 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from ledger.bodies import Packed, Packer
 from ledger.errors import LedgerError, PoisonedError
 from ledger.failpoints import passed
-from ledger.operations import Append, Appended
+from ledger.operations import Append, Appended, Stage
 from ledger.receipts import ReceiptLog
 from ledger.sqlite import Store
 
@@ -26,8 +28,8 @@ CHECKPOINT_BYTES: Final = (
     16 * 1024 * 1024
 )  # of WAL; large enough to be rare, small enough to read back quickly at start
 
-_Item = tuple[Append, "asyncio.Future[Appended]"]
-_Outcome = Appended | LedgerError
+_Item = tuple[Append | Stage, "asyncio.Future[Any]"]
+_Outcome = Appended | LedgerError | None
 
 
 class Writer:
@@ -40,12 +42,31 @@ class Writer:
         self.poisoned: asyncio.Future[BaseException] = self._loop.create_future()
         self._stopped = False
         self._closing = False
+        self.staging = 0  # bodies whose chunks may be stored already while nothing refers to them yet
         self._thread = threading.Thread(target=self._main, name="ledger-writer", daemon=True)
         self._thread.start()
 
     def append(self, op: Append) -> "asyncio.Future[Appended]":
         """Enqueues at once, in call order. A waiter that is cancelled does not undo the operation."""
-        future: asyncio.Future[Appended] = self._loop.create_future()
+        return self._enqueue(op)
+
+    @contextmanager
+    def keeps_staged(self) -> Iterator[None]:
+        """Around `stage` and the append that names the body: meanwhile no chunk without a reference is swept."""
+        self.staging += 1
+        try:
+            yield
+        finally:
+            self.staging -= 1
+
+    async def stage(self, packer: Packer) -> Packed:
+        """Stores a body's chunks ahead of the event that names it, in batches between which others have their turn."""
+        while chunks := await asyncio.to_thread(packer.batch):
+            await self._enqueue(Stage(chunks))
+        return packer.packed()
+
+    def _enqueue(self, op: Append | Stage) -> "asyncio.Future[Any]":
+        future: asyncio.Future[Any] = self._loop.create_future()
         if self.poisoned.done():
             future.set_exception(PoisonedError(str(self.poisoned.result())))
         elif self._closing:
@@ -114,8 +135,11 @@ class Writer:
         if self._wal.stat().st_size > CHECKPOINT_BYTES:
             self._store.checkpoint("PASSIVE")
 
-    def _decide(self, op: Append) -> _Outcome:
+    def _decide(self, op: Append | Stage) -> _Outcome:
         """A LedgerError is the operation's own and wrote nothing; anything else poisons."""
+        if isinstance(op, Stage):
+            self._store.stage(op)
+            return None
         try:
             return self._store.append(op, self._now_ms())
         except LedgerError as error:

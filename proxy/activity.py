@@ -8,6 +8,7 @@ from typing import Any, Final
 import orjson
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
+from ledger.events import Authority
 from proxy import clock
 from proxy.views import instant
 
@@ -44,8 +45,14 @@ class Activity:
         )
         self._accepted = Counter(
             "sendonce_accepted_effects",
-            "Calls started although an earlier effect is not absent, by who accepted.",
+            "Calls started although an earlier effect is not absent, by who accepted: caller, operator or the setting's name.",
             ("upstream", "authority"),
+            registry=self.registry,
+        )
+        self._observed = Counter(
+            "sendonce_observed_refusals",
+            'Requests forwarded in mode "observe" that mode "enforce" would have refused, by code.',
+            ("upstream", "code"),
             registry=self.registry,
         )
         self.in_flight = Gauge("sendonce_calls_in_flight", "Calls alive in this process.", registry=self.registry)
@@ -62,8 +69,13 @@ class Activity:
     def replayed(self, upstream: str, **about: Any) -> None:
         self._write("replayed", upstream=upstream, **about)
 
-    def accepted(self, upstream: str, authority: str) -> None:
-        self._accepted.labels(upstream, authority).inc()
+    def accepted(self, upstream: str, authority: Authority) -> None:
+        by = authority.name if authority.kind == "setting" else authority.kind
+        self._accepted.labels(upstream, by).inc()
+
+    def observed(self, upstream: str, code: str, **about: Any) -> None:
+        self._observed.labels(upstream, code).inc()
+        self._write("observed", upstream=upstream, code=code, **about)
 
     def exposition(self) -> bytes:
         return generate_latest(self.registry)

@@ -30,13 +30,33 @@ _CLOSED_BY: Final = {
 
 def decide(ask: Ask, history: KeyHistory, live: Mapping[CallId, Live], policy: Policy, now: Now) -> Verdict:
     """One request against the prior calls of its (scope, key). Pure; total over the table."""
+    verdict = _enforced(ask, history, live, policy, now)
+    if now.form_differs and isinstance(verdict, Replay):
+        verdict = Refuse(Code.FORM_DIFFERS, verdict.call)
+    if policy.observes and isinstance(verdict, Refuse) and verdict.code is not Code.CORRUPTION:
+        return _observed(ask, history, verdict, policy)
+    return verdict
+
+
+def _observed(ask: Ask, history: KeyHistory, refused: Refuse, policy: Policy) -> Forward:
+    """`mode = "observe"`: what is unresolved is continued on the setting's authority; anything else is another sample."""
+    call, evidence = refused.call, {"would_refuse": refused.code, "would_refuse_for": refused.call.call}
+    if refused.code in (Code.EFFECT_UNKNOWN, Code.EFFECT_HAPPENED):
+        plan = _next_generation(ask, call, "decision", Authority("setting", "mode", policy.config_digest))
+        return replace(plan, evidence=evidence)
+    return Forward(history.last_occurrence + 1, 1, "second_sample", evidence=evidence)
+
+
+def _enforced(ask: Ask, history: KeyHistory, live: Mapping[CallId, Live], policy: Policy, now: Now) -> Verdict:
     newest = [state for state in history.calls if state.superseded_by is None]
     if corrupt := next((state for state in newest if state.stage is Stage.CORRUPTION), None):
         return Refuse(Code.CORRUPTION, corrupt)
     if ask.key_source == "explicit":
         if not newest:
             return Forward(1, 1, "first")
-        call = max(newest, key=lambda state: state.generation)
+        call = max(
+            newest, key=lambda state: (state.occurrence, state.generation)
+        )  # another only where one was observed
         return _by_stage(ask, call, live.get(call.call, NOT_LIVE), policy)
     if (accepted := _already_accepted(ask, history)) is not None:
         return _by_stage(ask, accepted, live.get(accepted.call, NOT_LIVE), policy)

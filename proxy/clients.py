@@ -20,7 +20,14 @@ class ClientProfile:
     name: str
     recognised: Callable[[RawHeaders], bool]
     certain_retry: Callable[[RawHeaders], bool]
+    acts_on_items: bool = False  # on an item of a stream, before the stream's end
     ignored_fields: frozenset[str] = FORM_FIELDS  # top-level JSON fields that are left out of the key
+
+
+def _codex(headers: RawHeaders) -> bool:
+    return find(headers, b"x-codex-turn-metadata") is not None or (find(headers, b"originator") or b"").startswith(
+        b"codex"
+    )
 
 
 def _stainless_retry(headers: RawHeaders) -> bool:
@@ -28,9 +35,11 @@ def _stainless_retry(headers: RawHeaders) -> bool:
     return count.isdigit() and int(count[:9]) > 0
 
 
-# First match wins, the most particular client first: Claude Code and Codex go on top, for Claude Code sends the
-# x-stainless headers too, with a retry count that is always 0.
+# First match wins, the most particular client first: Claude Code goes on top, for it sends the x-stainless headers too, with
+# a retry count that is always 0.
 PROFILES = (
+    # Runs a tool at its `output_item.done`, and repeats an item that it has got in the input of its next request.
+    ClientProfile(name="codex", recognised=_codex, certain_retry=lambda _: False, acts_on_items=True),
     # openai and anthropic SDKs, py and js, and all that is built on them: the count is the only thing that changes.
     ClientProfile(
         name="stainless",

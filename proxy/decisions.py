@@ -41,6 +41,7 @@ class Policy:
     after_server_error: bool = True
     after_gateway_error: bool = False
     after_cut_stream: bool = False
+    observes: bool = False  # `mode = "observe"`: what would be refused is recorded and forwarded
     config_digest: str = ""
 
 
@@ -53,6 +54,7 @@ class Now:
     settled: bool = False
     waited_for_close: bool = False
     owed_first_try: bool = False
+    form_differs: bool = False  # the answer to replay cannot be made in the form asked for
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ class UpstreamTraits:
 
     gateway: bool = False  # it may have tried another provider before its own 4xx, so that a 4xx proves nothing
     answered_statuses: frozenset[int] = frozenset()  # statuses that may have been billed, as Azure's 400 and 408
+    terminal_evidence_required: bool = True  # False: its streams end without the dialect's terminal event
 
 
 PLAIN = UpstreamTraits()

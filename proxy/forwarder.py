@@ -7,42 +7,42 @@ It runs as a task of its own and goes on when its client goes.
 """
 
 import asyncio
-from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final
 
 import orjson
 
-from ledger.bodies import INLINE_LIMIT_BYTES, Packed, pack, pack_stream
+from ledger.bodies import INLINE_LIMIT_BYTES
 from ledger.calls import CallState
 from ledger.errors import ClaimLostError, LedgerError
 from ledger.events import (
     AttemptAcknowledged,
     AttemptObserved,
     AttemptStarted,
-    Body,
     CallAbandoned,
     ObservationKind,
     Pairs,
 )
 from ledger.failpoints import passed
-from ledger.ids import Digest, Head, attempt_id
+from ledger.ids import Head, attempt_id
 from ledger.operations import Append, Entry, Expect, Receipt
 from ledger.writer import Writer
 from proxy import endings, manifest, refusals
-from proxy.codings import DECODED_BODY_LIMIT_BYTES, UndecodableError, decoder
+from proxy.codings import UndecodableError, decoder
 from proxy.decisions import Forward, Policy
-from proxy.dialects.base import TerminalEvidence, header_ids, is_event_stream, is_json
+from proxy.dialects.base import TerminalEvidence, header_ids, is_event_stream
 from proxy.headers import RESPONSE_STORED, RawHeaders, find, stored
 from proxy.inflight import Head as WireHead
 from proxy.inflight import State
 from proxy.interpreter import Interpreter
 from proxy.liveness import Flight
-from proxy.manifest import as_pairs, injected, reason_recorded
+from proxy.manifest import CallRequest, as_pairs, injected, reason_recorded
+from proxy.outbound import Outbound
+from proxy.preserve import Preserver
 from proxy.refusals import Code, OwnAnswer
-from proxy.sse import DecodedEventHold, EventHold, LastByteHold
-from proxy.upstream import Answer, AttemptFailed, Upstream
+from proxy.sse import DecodedEventHold, EventHold, Hold, LastByteHold, no_items
+from proxy.upstream import Answer, AttemptFailed
 from proxy.views import instant
 
 ATTEMPTS_LIMIT: Final = 2  # in one call, after a proven `not_sent`: a dead pooled connection deserves a second one
@@ -56,8 +56,7 @@ class Attempt:
     number: int
     started: bool = False
     answer: Answer | None = None
-    hold: LastByteHold | EventHold | DecodedEventHold = field(default_factory=LastByteHold)
-    packed: Packed | None = None
+    hold: Hold = field(default_factory=LastByteHold)
     started_at_ms: int | None = None
     state: CallState | None = None  # after its observation
 
@@ -66,10 +65,16 @@ class Forwarder:
     """Stateless; the flight carries everything of one call."""
 
     def __init__(
-        self, epoch: int, writer: Writer, upstream: Upstream, interpreter: Interpreter, command_options: str
+        self,
+        epoch: int,
+        writer: Writer,
+        outbound: Outbound,
+        preserver: Preserver,
+        interpreter: Interpreter,
+        command_options: str,
     ) -> None:
-        self._epoch, self._writer, self._upstream, self._interpreter = epoch, writer, upstream, interpreter
-        self._command_options = command_options
+        self._epoch, self._writer, self._outbound = epoch, writer, outbound
+        self._preserver, self._interpreter, self._command_options = preserver, interpreter, command_options
 
     async def forward(self, flight: Flight, plan: Forward, head: Head | None, policy: Policy) -> None:
         """Never raises what the provider or the network did: that is recorded. Raises PoisonedError and what is fatal."""
@@ -80,7 +85,8 @@ class Forwarder:
             for number in range(1, ATTEMPTS_LIMIT + 1):
                 attempt = Attempt(number)
                 try:
-                    await self._attempt(flight, attempt)
+                    async with self._outbound.turns(flight.request.route.name).turn() as waited:
+                        await self._attempt(flight, attempt, waited=waited)
                     break
                 except AttemptFailed as failure:
                     if not await self._observe_failure(flight, attempt, failure, policy):
@@ -97,7 +103,10 @@ class Forwarder:
             if flight.recording.state is State.OPEN:  # interrupted: the end is never released
                 flight.recording.end(State.CUT)
 
-    async def _attempt(self, flight: Flight, attempt: Attempt) -> None:
+    async def _attempt(self, flight: Flight, attempt: Attempt, *, waited: bool) -> None:
+        if waited and not flight.is_watched:
+            raise AttemptFailed("not_sent", "its client left while it waited for its turn", ConnectionError())
+
         async def start() -> None:
             passed("after-connect")
             await self._start(flight, attempt)  # BARRIER 1
@@ -105,7 +114,7 @@ class Forwarder:
         request = flight.request
         headers = (*request.headers, *injected(request, flight.call))
         try:
-            attempt.answer = answer = await self._upstream.send(
+            attempt.answer = answer = await self._outbound.session(request.route.name).send(
                 request.method, request.url, headers, request.body, start
             )
             await self._receive(flight, attempt, answer)
@@ -115,7 +124,6 @@ class Forwarder:
             raise AttemptFailed("lost", "its client was gone for too long", cancelled) from cancelled
         finally:
             flight.interruptible = False
-        attempt.packed = await _pack(flight)
         ended = endings.ended_by(answer.framing, await self._evidence(flight, attempt, answer), framing_ended=True)
         is_whole = endings.is_whole(ended)
         passed("before-observed")
@@ -131,7 +139,11 @@ class Forwarder:
             passed("after-head")
             async with aclosing(answer.body()) as pieces:
                 async for data in pieces:
-                    flight.recording.append(data, attempt.hold.feed(data))
+                    releases = attempt.hold.feed(data)
+                    flight.recording.append(data, releases)
+                    if attempt.hold.sync_to > releases:
+                        await asyncio.to_thread(flight.spool.sync)
+                        flight.recording.release(attempt.hold.sync_to)
                     passed("mid-stream")
         finally:
             answer.close()
@@ -141,18 +153,19 @@ class Forwarder:
     async def _claim(self, flight: Flight, plan: Forward, head: Head | None) -> None:
         """The claim and the manifest with the exact bytes, on the head the decision was taken on. Raises ConflictError."""
         request, call = flight.request, flight.call
-        entries = [
-            Entry(call, None, manifest.requested(request, plan, self._epoch)),
-            Entry(call, None, manifest.manifest(request, injected(request, call))),
-        ]
-        if head is not None and (resumed := manifest.resumed(plan, head)) is not None:
-            entries.append(Entry(call, None, resumed))
-        bodies = (request.packed,) if request.is_kept else ()
-        await self._writer.append(Append(tuple(entries), Expect(request.scope, request.key, head), bodies))
+        with self._writer.keeps_staged():
+            body, packed = await self._preserver.preserved(request.body, request.endpoint_class)
+            entries = [
+                Entry(call, None, manifest.requested(request, plan, self._epoch)),
+                Entry(call, None, manifest.manifest(request, injected(request, call), body)),
+            ]
+            if head is not None and (resumed := manifest.resumed(plan, head)) is not None:
+                entries.append(Entry(call, None, resumed))
+            await self._writer.append(Append(tuple(entries), Expect(request.scope, request.key, head), packed))
 
     async def _start(self, flight: Flight, attempt: Attempt) -> None:
         """Conditional: raises ClaimLostError if the call was settled, superseded or abandoned meanwhile. Nothing was sent then."""
-        receipt = Receipt("sent", flight.call, attempt.number, flight.request.packed.digest)
+        receipt = Receipt("sent", flight.call, attempt.number, flight.request.body.digest)
         entry = Entry(flight.call, attempt.number, AttemptStarted(self._epoch))
         appended = await self._writer.append(Append((entry,), receipt=receipt))
         attempt.started = flight.interruptible = True
@@ -163,7 +176,16 @@ class Forwarder:
         self, flight: Flight, attempt: Attempt, kind: ObservationKind, ended_by: str, proof: str | None = None
     ) -> None:
         """What came back, with every byte of it; durable when it returns."""
-        answer, packed = attempt.answer, attempt.packed
+        with self._writer.keeps_staged():
+            await self._append_observed(flight, attempt, kind, ended_by, proof)
+        if kind != "not_sent":  # another attempt may still fill it
+            flight.recording.discard_spool()
+
+    async def _append_observed(
+        self, flight: Flight, attempt: Attempt, kind: ObservationKind, ended_by: str, proof: str | None
+    ) -> None:
+        answer, endpoint_class = attempt.answer, flight.request.endpoint_class
+        body, packed = await self._preserver.preserved(flight.spool, endpoint_class) if answer else (None, ())
         observed = AttemptObserved(
             observation=kind,
             ended_by=ended_by,
@@ -173,15 +195,11 @@ class Forwarder:
             reason_phrase=reason_recorded(answer.reason) if answer else "",
             headers=_recorded(answer) if answer else (),
             framing=answer.framing if answer else None,
-            body=Body(packed.digest, packed.size, flight.request.is_kept) if packed else None,
+            body=body,
         )
-        digest = packed.digest if packed else None
-        bodies = (packed,) if packed and flight.request.is_kept else ()
         entry = Entry(flight.call, attempt.number, observed)
-        receipt = Receipt("received", flight.call, attempt.number, Digest(digest) if digest else None)
-        appended = await self._writer.append(Append((entry,), bodies=bodies, receipt=receipt))
-        if kind != "not_sent":  # another attempt may still fill it
-            flight.recording.discard_spool()
+        receipt = Receipt("received", flight.call, attempt.number, body.digest if body else None)
+        appended = await self._writer.append(Append((entry,), bodies=packed, receipt=receipt))
         attempt.state = appended.state
 
     # --- the way back ----------------------------------------------------------------------------------------------
@@ -194,7 +212,7 @@ class Forwarder:
         )
         self._writer.post(Append((entry,)))
         if is_event_stream(answer.headers):
-            attempt.hold = _event_hold(flight.request.dialect.is_terminal, answer.headers)
+            attempt.hold = _event_hold(flight.request, answer.headers)
         about = {
             "status": answer.status,
             "reason_phrase": reason_recorded(answer.reason),
@@ -209,20 +227,13 @@ class Forwarder:
     def _preserved(self, flight: Flight) -> bytes | None:
         """A small body is still at hand; a large one is read back in pieces."""
         spool = flight.spool
-        return spool.pread(0, spool.size) if spool.size <= INLINE_LIMIT_BYTES else None
+        return spool.read_at(0, spool.size) if spool.size <= INLINE_LIMIT_BYTES else None
 
     async def _evidence(self, flight: Flight, attempt: Attempt, answer: Answer) -> TerminalEvidence:
-        """Of the preserved bytes; the hold has seen a terminal event already, and a huge body is left to its framing."""
-        if not isinstance(attempt.hold, LastByteHold) and attempt.hold.terminal_seen:
+        """The hold may have seen a terminal event already."""
+        if attempt.hold.terminal_seen:
             return TerminalEvidence.PROVEN
-        judged = is_json(answer.headers) or is_event_stream(answer.headers) or not flight.spool.size
-        if answer.framing == "none" or not judged or flight.spool.size > DECODED_BODY_LIMIT_BYTES:
-            return TerminalEvidence.NONE_KNOWN
-        body = flight.spool.pread(0, flight.spool.size)
-        judge = flight.request.dialect.evidence
-        if len(body) <= INLINE_LIMIT_BYTES:
-            return judge(answer.status, answer.headers, body)
-        return await asyncio.to_thread(judge, answer.status, answer.headers, body)
+        return await self._preserver.evidence(flight.request, answer, flight.spool)
 
     def _release(self, flight: Flight, attempt: Attempt, *, is_whole: bool) -> None:
         recording, answer = flight.recording, attempt.answer
@@ -248,13 +259,12 @@ class Forwarder:
                 return True
             flight.recording.answer_instead(self._own_answer(flight, attempt, Code.UPSTREAM_UNREACHABLE))
             return False
-        attempt.packed = await _pack(flight) if attempt.answer else None
         ended_by = "client_abort" if flight.abandoned else type(failure.error).__name__
         await self._observe(flight, attempt, "partial" if attempt.answer else "lost", ended_by)
         if flight.recording.head is not None:
             flight.recording.end(State.CUT, _error_event(flight, attempt))
         else:
-            accepts = policy.after_cut_stream if attempt.answer else policy.on_unknown
+            accepts = policy.observes or (policy.after_cut_stream if attempt.answer else policy.on_unknown)
             code = refusals.lost_answer(accepts=accepts)
             flight.recording.answer_instead(self._own_answer(flight, attempt, code))
         return False
@@ -271,29 +281,18 @@ class Forwarder:
         )
 
 
-def _event_hold(terminal: Callable[[bytes], bool], headers: RawHeaders) -> EventHold | DecodedEventHold:
+def _event_hold(request: CallRequest, headers: RawHeaders) -> Hold:
+    terminal, item = request.dialect.is_terminal, request.dialect.item_done if request.acts_on_items else no_items
     if find(headers, b"content-encoding") is None:
-        return EventHold(terminal)
+        return EventHold(terminal, item)
     try:
-        return DecodedEventHold(terminal, decoder(headers))
+        return DecodedEventHold(terminal, decoder(headers), item)
     except UndecodableError:
-        return DecodedEventHold(terminal, None)
+        return DecodedEventHold(terminal, None, item)
 
 
 def _recorded(answer: Answer) -> Pairs:
     return as_pairs(stored(answer.headers, RESPONSE_STORED))
-
-
-async def _pack(flight: Flight) -> Packed:
-    spool = flight.spool
-    if spool.size <= INLINE_LIMIT_BYTES:
-        return pack(spool.pread(0, spool.size))
-    return await asyncio.to_thread(_pack_file, spool.fileno())
-
-
-def _pack_file(fd: int) -> Packed:
-    with open(fd, "rb", closefd=False) as stream:  # its offset is at the start: writes and reads name theirs
-        return pack_stream(stream)
 
 
 def _error_event(flight: Flight, attempt: Attempt) -> bytes:

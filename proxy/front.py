@@ -13,6 +13,7 @@ from proxy.headers import RawHeaders, as_text, end_to_end
 from proxy.inflight import Head
 from proxy.manifest import CallRequest, Route
 from proxy.refusals import Code, Column, OwnAnswer
+from proxy.request_body import Memory, RequestBody
 from proxy.server import BodyBroke, BodyTooLarge, WireResponse, answer, read_body
 from proxy.services import Services
 from proxy.target import target_fault
@@ -42,7 +43,7 @@ class Entered:
     endpoint_class: EndpointClass
     method: str
     headers: RawHeaders
-    body: bytes
+    body: RequestBody
     explicit: str | None
 
 
@@ -51,7 +52,7 @@ class FrontDoor:
 
     def __init__(self, services: Services) -> None:
         self._services, self._settings = services, services.settings
-        self._admitted = 0
+        self._admitted, self._memory = 0, Memory()
 
     async def enter(self, request: web.BaseRequest) -> Entered | web.StreamResponse:
         """A request to decide on, or the answer to one that needs no decision. Raises DoorAnswer."""
@@ -109,15 +110,19 @@ class FrontDoor:
             )
         return Route(name, self._settings.upstreams[name], slash + rest + mark + query)
 
-    async def _body(self, request: web.BaseRequest, route: Route) -> bytes:
-        limits, timeouts = self._settings.limits, self._settings.timeouts
+    async def _body(self, request: web.BaseRequest, route: Route) -> RequestBody:
+        limits, idle_s = self._settings.limits, self._settings.timeouts.client_body_idle_s
+        body = RequestBody(self._services.state_dir.spool, self._memory)
         try:
-            return await read_body(request, limit_bytes=limits.body_bytes, idle_timeout_s=timeouts.client_body_idle_s)
+            await read_body(request, body, limit_bytes=limits.body_bytes, idle_timeout_s=idle_s)
         except BodyTooLarge as error:
             text = f"The request body is larger than limits.body_bytes = {limits.body_bytes}. Send less, or raise the limit."
             raise BadBody(Code.BODY_TOO_LARGE, text, route=route, close=True) from error
         except BodyBroke as error:
             raise BadBody(Code.BAD_FRAMING, error.sentence, route=route, close=True) from error
+        except OSError as error:
+            raise DoorAnswer(Code.CANNOT_RECORD, route=route, close=True) from error
+        return body
 
     async def _own_endpoint(self, request: web.BaseRequest, target: str) -> WireResponse:
         services = self._services
@@ -132,12 +137,12 @@ class FrontDoor:
             )
         raise DoorAnswer(Code.BAD_TARGET, "Own endpoints are /_sendonce/health and /_sendonce/metrics.", close=True)
 
-    async def _pass_through(self, request: web.BaseRequest, route: Route, body: bytes) -> WireResponse:
+    async def _pass_through(self, request: web.BaseRequest, route: Route, body: RequestBody) -> WireResponse:
         """A safe request: no ledger, no hold, and still sent at most once by us."""
         url = route.upstream.base_url + route.provider_target
         response = WireResponse(request)
         try:
-            upstream = await self._services.upstream.send(
+            upstream = await self._services.outbound.session(route.name).send(
                 request.method, url, end_to_end(request.raw_headers), body, _no_barrier
             )
         except AttemptFailed as failure:

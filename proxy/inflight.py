@@ -70,11 +70,19 @@ class Recording:
     def append(self, data: bytes, release_to: int) -> None:
         """Raises the spool's OSError, having released nothing of `data`."""
         self._spool.append(data)
+        self._raise_released(release_to)
+        self._wake()
+
+    def release(self, release_to: int) -> None:
+        """More of what was appended may leave."""
+        self._raise_released(release_to)
+        self._wake()
+
+    def _raise_released(self, release_to: int) -> None:
         limit = self.size
         if self.head is not None and self.head.length is not None:
             limit = min(limit, self.head.length - 1)  # whatever the hold says, the end of framing waits for the commit
         self.released = max(self.released, min(release_to, limit))
-        self._wake()
 
     def end(self, state: State, tail: bytes = b"") -> None:
         """COMMITTED only once the observation is durable: it releases the end.
@@ -127,7 +135,7 @@ class Recording:
         offset = 0
         while True:
             if offset < self.released:
-                data = self._spool.pread(offset, min(READ_BYTES, self.released - offset))
+                data = self._spool.read_at(offset, min(READ_BYTES, self.released - offset))
                 if not data:
                     raise OSError(errno.EIO, "The spool is shorter than what was written to it.")
                 offset += len(data)

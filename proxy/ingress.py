@@ -81,7 +81,7 @@ class Ingress:
             entered.body,
             entered.explicit,
         )
-        if len(entered.body) <= CANONICAL_INLINE_LIMIT_BYTES:
+        if entered.body.size <= CANONICAL_INLINE_LIMIT_BYTES:
             return manifest.read(*arguments)
         async with self._large_body:
             return await asyncio.to_thread(manifest.read, *arguments)
@@ -106,7 +106,9 @@ class Ingress:
                     if (attached := await self._attach(request, asked, call)) is not None:
                         return attached
                 case Replay(call):
-                    return await self._replay(request, asked, call)
+                    if (replayed := await self._replay(request, asked, call)) is not None:
+                        return replayed
+                    now = replace(now, form_differs=True)
                 case Refuse(code, call):
                     return await self._refuse(request, asked, code, call)
         raise self._overloaded(asked)
@@ -152,7 +154,8 @@ class Ingress:
         turn: AsyncExitStack,
     ) -> WireResponse:
         """Raises ConflictError when another append was first. The flight is alive before its admission is queued."""
-        if len(self._services.registry.flights) >= self._flights_limit:
+        waits_in_vain = self._services.outbound.turns(asked.route.name).is_full
+        if waits_in_vain or len(self._services.registry.flights) >= self._flights_limit:
             raise self._overloaded(asked)
         services, call = self._services, new_call_id(clock.now_ms(), clock.entropy())
         spool = Spool(services.state_dir.spool, call)
@@ -181,7 +184,9 @@ class Ingress:
         if self._services.registry.owes(asked.scope, asked.key):  # whatever it became: used up first
             self._services.registry.paid(asked.scope, asked.key)
         if plan.accepts_attempt is not None and plan.authority is not None:
-            self._services.activity.accepted(asked.route.name, plan.authority.kind)
+            self._services.activity.accepted(asked.route.name, plan.authority)
+        if (code := plan.evidence.get("would_refuse")) is not None:
+            self._services.activity.observed(asked.route.name, code, call=plan.evidence["would_refuse_for"])
 
     async def _attach(self, request: web.BaseRequest, asked: CallRequest, call: CallId) -> WireResponse | None:
         """None: it ended, or must end first because another form is asked for; decide again."""
@@ -203,14 +208,15 @@ class Ingress:
         await self._answered(claimant, response)
         return response
 
-    async def _replay(self, request: web.BaseRequest, asked: CallRequest, call: CallState) -> WireResponse:
+    async def _replay(self, request: web.BaseRequest, asked: CallRequest, call: CallState) -> WireResponse | None:
+        """None: it cannot be made in the form that is asked for."""
         claimant = self._services.registry.claim(call.call, request.transport, "replayed")
         dialect, _ = dialect_of(self._services.settings, call)
         marks = (*_marks(call.call, "replayed"), (b"Idempotency-Replayed", b"true"))
         response = await replay(request, self._services.reader, call, dialect, marks, as_stream=asked.facts.stream)
         if response is None:
             self._services.registry.release(claimant)
-            return await self._refuse(request, asked, Code.FORM_DIFFERS, call)
+            return None
         claimant.is_stream = asked.facts.stream
         self._services.activity.answered(asked.route.name, "replayed")
         self._services.activity.replayed(asked.route.name, call=call.call)
@@ -265,13 +271,12 @@ class Ingress:
         key = explicit_key(request.raw_headers)
         if own.route is None or key is None or isinstance(key, KeyFault):
             return
-        target = own.route.provider_target
-        scope, caller = manifest.scope_and_caller(self._services.secret, own.route.name, request.raw_headers, target)
+        scope, caller = manifest.scope_and_caller(self._services.secret, own.route, request.raw_headers)
         history = await self._services.reader.history(scope, Key(key))
         newest = max(history.calls, key=lambda state: state.generation, default=None)
         if newest is not None and (newest.manifest is not None or newest.effect is not Effect.ABSENT):
             return  # what stands says more than a failed preparation could, and drift is measured against it
-        endpoint_class = classify(request.method, target)
+        endpoint_class = classify(request.method, own.route.provider_target)
         if endpoint_class is EndpointClass.SAFE:
             return
         call = new_call_id(clock.now_ms(), clock.entropy())

@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from ledger.bodies import INLINE_LIMIT_BYTES
 from ledger.calls import CallState
 from ledger.errors import IllegalTransitionError, UnreadableRecordError, UnrecordableEventError
 from ledger.events import (
     AttemptCompleted,
     AttemptInterpreted,
     AttemptRetryDecided,
+    Body,
     CallCompleted,
 )
 from ledger.failpoints import passed
@@ -23,25 +23,27 @@ from ledger.ids import CallId
 from ledger.ladder import Evidence
 from ledger.operations import Append, Entry
 from ledger.reader import Reader
+from ledger.spool import Judged
 from ledger.writer import Writer
 from proxy import endings
-from proxy.codings import DECODED_BODY_LIMIT_BYTES
 from proxy.dialects import registry
-from proxy.dialects.base import Dialect, Outcome, Reading, TerminalEvidence
+from proxy.dialects.base import Dialect, Outcome, Reading, TerminalEvidence, is_event_stream
 from proxy.effects import PLAIN, UpstreamTraits
 from proxy.endpoints import Family
-from proxy.headers import find
+from proxy.headers import RawHeaders, find
 from proxy.manifest import as_headers
+from proxy.preserve import PARSED_LIMIT_BYTES, Preserver, is_kept
 from proxy.settings import Settings
 
+ENDS_CHUNKS: Final = 16  # 8 KiB on average: room for the head of an answer, and for its usage at the end
 RETRY_AUTHORITY: Final = "the client retries; the proxy never does after an answer"
 
 
 class Interpreter:
     """Finishes observed calls: interpreted, retry decided, attempt completed, call completed, in one append."""
 
-    def __init__(self, settings: Settings, reader: Reader, writer: Writer) -> None:
-        self._settings, self._reader, self._writer = settings, reader, writer
+    def __init__(self, settings: Settings, reader: Reader, writer: Writer, preserver: Preserver) -> None:
+        self._settings, self._reader, self._writer, self._preserver = settings, reader, writer, preserver
 
     async def finish(self, call: CallId) -> None:
         """Whatever stage of `observed` … `attempt_completed` the call is in; for any other it does nothing."""
@@ -101,14 +103,26 @@ class Interpreter:
         headers, status = as_headers(observed.headers), observed.status or 0
         if observed.body is None or not observed.body.kept:
             return self._by_status(state)
-        if body is None:
-            try:
-                body = b"".join([piece async for piece in self._reader.body(observed.body.digest)])
-            except UnreadableRecordError:  # `doctor` names the damage; the call is judged by its status
-                return self._by_status(state)
-        if len(body) <= INLINE_LIMIT_BYTES:
+        if body is not None:
             return dialect.interpret(status, headers, body, traits)
-        return await asyncio.to_thread(dialect.interpret, status, headers, body, traits)
+        async with self._preserver.parsing:
+            try:
+                body = await self._body(observed.body, headers)
+            except UnreadableRecordError:  # `doctor` names the damage; the call is judged by its status
+                body = None
+            if body is None:
+                return self._by_status(state)
+            return await asyncio.to_thread(dialect.interpret, status, headers, body, traits)
+
+    async def _body(self, body: Body, headers: RawHeaders) -> bytes | None:
+        """What is read of it. A long stream says what counts in its first and its last events; other long bodies say nothing."""
+        if body.size <= PARSED_LIMIT_BYTES:
+            return b"".join([piece async for piece in self._reader.body(body.digest)])
+        if not is_event_stream(headers) or find(headers, b"content-encoding") is not None:
+            return None
+        first, last = slice(None, ENDS_CHUNKS), slice(-ENDS_CHUNKS, None)
+        parts = [b"".join([piece async for piece in self._reader.body(body.digest, part)]) for part in (first, last)]
+        return b"\n\n".join(parts)
 
 
 def dialect_of(settings: Settings, state: CallState) -> tuple[Dialect, UpstreamTraits]:
@@ -119,16 +133,18 @@ def dialect_of(settings: Settings, state: CallState) -> tuple[Dialect, UpstreamT
     return registry.select(upstream.family, state.manifest.url), upstream.traits
 
 
-def judge_salvaged(settings: Settings, state: CallState, head: dict[str, Any], body: Path) -> bool:
-    """Is what a crash left a whole response? By the rule that live answers are judged by."""
+def judge_salvaged(settings: Settings, state: CallState, head: dict[str, Any], body: Path) -> Judged:
+    """Is what a crash left a whole response, and is it kept? By the rules that live answers are judged by."""
     headers = as_headers(tuple((name, value) for name, value in head["headers"]))
     size = body.stat().st_size
     evidence = TerminalEvidence.NONE_KNOWN
-    if size <= DECODED_BODY_LIMIT_BYTES:
+    if size <= PARSED_LIMIT_BYTES:
         evidence = dialect_of(settings, state)[0].evidence(head["status"], headers, body.read_bytes())
     declared = int(find(headers, b"content-length") or b"-1")
     framing_ended = head["framing"] == "none" or (head["framing"] == "length" and size == declared)
-    return endings.is_whole(endings.ended_by(head["framing"], evidence, framing_ended=framing_ended))
+    ended = endings.ended_by(head["framing"], evidence, framing_ended=framing_ended)
+    kept = is_kept(state.requested.endpoint_class if state.requested else "", size, settings.limits.record_limit_bytes)
+    return Judged(endings.is_whole(ended), kept)
 
 
 def _event(reading: Reading) -> AttemptInterpreted:

@@ -4,29 +4,33 @@ Every digest is a blake3 keyed with the ledger's secret over length-prefixed par
 here can be recomputed without the state dir and no two kinds of digest can be mistaken for each other.
 """
 
+import base64
 import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 from urllib.parse import unquote_plus, unquote_to_bytes
 
 from blake3 import blake3
 
 from proxy.clients import ClientProfile
 from proxy.headers import RawHeaders, find_all
+from proxy.multipart import Part
+from proxy.request_body import RequestBody
 from proxy.target import CREDENTIAL_PARAMETERS
 
 EXPLICIT_KEY_LIMIT_BYTES = 255  # it stands in an index and in every row that names the call
 CANONICAL_JSON_LIMIT_BYTES = 33_554_432  # 32 MiB, Anthropic's limit for a message; parsing takes several times its size
 CANONICAL_JSON_DEPTH_LIMIT = 64  # far above any tool schema, far below the interpreter's recursion limit
-MULTIPART_PARTS_LIMIT = 1024  # an upload has a handful
 
 
 class CredentialKind(StrEnum):
     API_KEY = "api_key"
     BEARER = "bearer"
     SIGV4 = "sigv4"
+    CONFIGURED = "configured"  # a header that the configuration names says who it is
     UNKNOWN = "unknown"  # a scheme we know nothing about, or cookies: the whole value
     ANONYMOUS = "anonymous"
 
@@ -39,6 +43,18 @@ class Caller:
     exact: str  # hex
     kind: CredentialKind
     rotating: bool  # the credential is replaced by time; the caller's unresolved calls lose protection when it is
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Where an upstream's configuration says that the stable identity of a caller is; header names in lower case."""
+
+    header: bytes | None = None
+    bearer_claim: str | None = None
+    account_header: bytes | None = None
+
+
+CREDENTIAL: Final = Identity()  # the credential is the identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +71,16 @@ class _Credential:
     value: bytes  # what identifies it: the whole secret; of SigV4 the access key id, for its signature is always new
 
 
-def _keyed(secret: bytes, purpose: str, *parts: bytes) -> str:
+Canonical = bytes | RequestBody  # a body without a canonical form of its own stands for itself, however large
+
+
+def _keyed(secret: bytes, purpose: str, *parts: Canonical) -> str:
     digest = blake3(key=secret)
     for part in (purpose.encode(), *parts):
-        digest.update(len(part).to_bytes(8, "big"))
-        digest.update(part)
+        size, pieces = (len(part), (part,)) if isinstance(part, bytes) else (part.size, part.pieces())
+        digest.update(size.to_bytes(8, "big"))
+        for piece in pieces:
+            digest.update(piece)
     return digest.hexdigest()
 
 
@@ -108,11 +129,26 @@ _SIGNATURES = frozenset(
 )  # another on every request; the credential is beside it
 
 
-def caller_fingerprint(secret: bytes, headers: RawHeaders, query: str) -> Caller:
+def caller_fingerprint(secret: bytes, headers: RawHeaders, query: str, identity: Identity = CREDENTIAL) -> Caller:
     """The caller of a request with this query (without `?`).
 
-    All credentials of a request count together: two users behind one placeholder API key are told apart by their tokens.
+    All credentials of a request count together: two users behind one placeholder API key are told apart by their tokens. A
+    configured header stands for all of them, a claim or an account header for the bearer token; without it the token counts.
     """
+    credentials = _credentials(headers, query)
+    named = [value for value in find_all(headers, identity.header) if value] if identity.header else []
+    exact = [*_parts(credentials), *named]
+    stable = [_stable(credential, headers, identity) for credential in credentials]
+    kind = credentials[0].kind if credentials else CredentialKind.ANONYMOUS
+    return Caller(
+        fingerprint=_keyed(secret, "caller", *([b"header", *named] if named else _parts(stable))),
+        exact=_keyed(secret, "credential", *exact),
+        kind=CredentialKind.CONFIGURED if named else kind,
+        rotating=not named and any(credential.value.startswith(_ROTATING) for credential in stable),
+    )
+
+
+def _credentials(headers: RawHeaders, query: str) -> list[_Credential]:
     credentials = [read(value) for name, read in _HEADERS for value in find_all(headers, name) if value]
     for parameter in re.split("[&;]", query):
         raw_name, _, value = parameter.partition("=")
@@ -121,13 +157,32 @@ def caller_fingerprint(secret: bytes, headers: RawHeaders, query: str) -> Caller
             credentials.append(_PARAMETERS[name](unquote_to_bytes(value)))
     if not credentials:  # beside a credential cookies are the CDN's, and change at its will
         credentials = [_Credential(CredentialKind.UNKNOWN, value) for value in find_all(headers, b"cookie")]
-    parts = [part for credential in credentials for part in (credential.kind.encode(), credential.value)]
-    return Caller(
-        fingerprint=_keyed(secret, "caller", *parts),
-        exact=_keyed(secret, "credential", *parts),
-        kind=credentials[0].kind if credentials else CredentialKind.ANONYMOUS,
-        rotating=any(credential.value.startswith(_ROTATING) for credential in credentials),
-    )
+    return credentials
+
+
+def _parts(credentials: list[_Credential]) -> list[bytes]:
+    return [part for credential in credentials for part in (credential.kind.encode(), credential.value)]
+
+
+def _stable(credential: _Credential, headers: RawHeaders, identity: Identity) -> _Credential:
+    """What of a bearer token stays when it is renewed. NUL, which no header holds, keeps the two kinds of value apart."""
+    if credential.kind is not CredentialKind.BEARER:
+        return credential
+    if identity.account_header and (account := b"\0".join(find_all(headers, identity.account_header))):
+        return _Credential(CredentialKind.BEARER, b"\0account\0" + account)
+    if identity.bearer_claim and (claim := _claim(credential.value, identity.bearer_claim)):
+        return _Credential(CredentialKind.BEARER, b"\0claim\0" + claim)
+    return credential
+
+
+def _claim(token: bytes, name: str) -> bytes | None:
+    """A claim of a JWT (RFC 7519) as JSON. Its signature is the provider's to check: here it only tells callers apart."""
+    try:
+        payload = token.split(b".")[1]
+        claims = json.loads(base64.urlsafe_b64decode(payload + b"=" * (-len(payload) % 4)))
+        return json.dumps(claims[name], sort_keys=True).encode() if claims.get(name) else None
+    except (ValueError, LookupError, AttributeError, RecursionError):
+        return None
 
 
 # --- canonical body ---
@@ -143,17 +198,24 @@ class _Number(str):
     __slots__ = ()
 
 
-def canonical_body(body: bytes, content_type: bytes | None, profile: ClientProfile) -> bytes:
-    """The bytes that stand for the body in keys and comparisons; only ever hashed, never sent. Never raises."""
-    kind = (content_type or b"").partition(b";")[0].strip().lower()
+def canonical_body(body: RequestBody, kind: bytes, form: list[Part] | None, profile: ClientProfile) -> Canonical:
+    """What stands for the body in keys and comparisons; only ever hashed, never sent. Never raises.
+
+    `kind`: its media type. `form`: its parts, if it is a multipart form: without the boundary, which SDKs make anew on each try.
+    """
+    if form is not None:
+        return b"multipart\n" + json.dumps([(part.head, part.digest) for part in form]).encode("ascii")
     try:
-        if kind.startswith(b"multipart/"):
-            return _canonical_multipart(body, content_type or b"")
-        if len(body) <= CANONICAL_JSON_LIMIT_BYTES and (not kind or kind.endswith((b"/json", b"+json"))):
-            return _canonical_json(body, profile.ignored_fields)
+        if is_read(body, kind):
+            return _canonical_json(body.whole(), profile.ignored_fields)
     except (_NotCanonicalError, ValueError, RecursionError):
         pass
     return body
+
+
+def is_read(body: RequestBody, kind: bytes) -> bool:
+    """Is it parsed as JSON, as far as its type and its size tell?"""
+    return body.size <= CANONICAL_JSON_LIMIT_BYTES and (not kind or kind.endswith((b"/json", b"+json")))
 
 
 def _canonical_json(body: bytes, ignored_fields: frozenset[str]) -> bytes:
@@ -197,35 +259,6 @@ def _written(value: object, depth_left: int = CANONICAL_JSON_DEPTH_LIMIT) -> str
     return "{" + ",".join([f"{_scalar(name)}:{_written(value[name], depth_left - 1)}" for name in sorted(value)]) + "}"
 
 
-_BOUNDARY = re.compile(rb';\s*boundary=(?:"([^"]{1,70})"|([^\s;"]{1,70}))', re.IGNORECASE)
-
-
-def _canonical_multipart(body: bytes, content_type: bytes) -> bytes:
-    """The parts in order, each as its own header lines (name, file name, type) and the digest of its content.
-
-    Anything but the plain form that client libraries write (no preamble, no padding, nothing after the end) is refused.
-    """
-    found = _BOUNDARY.search(content_type)
-    if found is None:
-        raise _NotCanonicalError("no boundary")
-    delimiter = b"--" + (found[1] or found[2])
-    if not body.startswith(delimiter):
-        raise _NotCanonicalError("no first part")
-    parts: list[tuple[str, str]] = []
-    view, position = memoryview(body), len(delimiter)
-    while body.startswith(b"\r\n", position):
-        end = body.find(b"\r\n" + delimiter, position)
-        head_end = body.find(b"\r\n\r\n", position, end)
-        if end < 0 or head_end < 0 or len(parts) == MULTIPART_PARTS_LIMIT:
-            raise _NotCanonicalError("a part without head or end, or too many parts")
-        head = body[position + 2 : head_end].decode("latin-1")
-        parts.append((head, blake3(view[head_end + 4 : end]).hexdigest()))
-        position = end + 2 + len(delimiter)
-    if not parts or body[position:] not in (b"--", b"--\r\n"):
-        raise _NotCanonicalError("no closing delimiter")
-    return b"multipart\n" + json.dumps(parts).encode("ascii")
-
-
 # --- scope and key ---
 
 # One credential can act for several organisations and projects, which pay and see apart.
@@ -259,7 +292,7 @@ def explicit_key(headers: RawHeaders) -> str | KeyFault | None:
 
 
 def derive_key(
-    secret: bytes, dialect: str, method: str, path_and_query: str, headers: RawHeaders, canonical: bytes
+    secret: bytes, dialect: str, method: str, path_and_query: str, headers: RawHeaders, canonical: Canonical
 ) -> str:
     """The key of a request that names none. `path_and_query` is the provider's, without credential parameters."""
     account = (b"\0".join(find_all(headers, name)) for name in _ACCOUNT_HEADERS)
@@ -268,6 +301,6 @@ def derive_key(
     )
 
 
-def canonical_digest(secret: bytes, method: str, path_and_query: str, canonical: bytes) -> str:
+def canonical_digest(secret: bytes, method: str, path_and_query: str, canonical: Canonical) -> str:
     """What is compared under an explicit key: another digest is `drift` or `key_reused`."""
     return _keyed(secret, "request", method.encode(), path_and_query.encode(), canonical)

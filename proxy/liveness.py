@@ -42,6 +42,10 @@ class Flight:
     abandoned: bool = False
     abandon: asyncio.TimerHandle | None = None  # set while no client is there
 
+    @property
+    def is_watched(self) -> bool:
+        return self.abandon is None
+
     def give_up(self) -> None:
         """The client is gone for too long: the attempt ends as `client_abort`."""
         if self.interruptible and self.task is not None:

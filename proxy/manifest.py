@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from ledger.bodies import Packed, pack
 from ledger.events import Body, CallManifest, CallRequested, CallResumed, KeySource, Pairs
 from ledger.ids import CallId, Digest, Head, Key, Scope
 from proxy import clients, keys
@@ -12,9 +11,11 @@ from proxy.decisions import Ask, Forward
 from proxy.dialects import registry
 from proxy.dialects.base import Dialect, RequestFacts
 from proxy.endpoints import EndpointClass, provider_path
-from proxy.headers import REQUEST_STORED, RawHeaders, end_to_end, find, stored
-from proxy.settings import UpstreamSettings
+from proxy.headers import REQUEST_STORED, RawHeaders, end_to_end, find, media_type, stored
+from proxy.multipart import Part, form_of
+from proxy.request_body import RequestBody
 from proxy.target import without_credentials
+from proxy.upstream_settings import UpstreamSettings
 
 # Semantics section 8: digests a client may name; they are stripped before forwarding and enter the manifest.
 CONTEXT_HEADERS: Final = (
@@ -50,8 +51,7 @@ class CallRequest:
     url: str
     recorded_url: str
     headers: RawHeaders
-    body: bytes
-    packed: Packed
+    body: RequestBody
     scope: Scope
     key: Key
     key_source: KeySource
@@ -59,20 +59,16 @@ class CallRequest:
     facts: RequestFacts
     intent_digest: Digest
     certain_retry: bool
+    acts_on_items: bool  # its client acts on single items of a stream before the stream ends
     accepts_attempt: str | None
     context: Mapping[str, str]
-
-    @property
-    def is_kept(self) -> bool:
-        """Bodies of endpoints that mint credentials are counted and hashed, never stored (I8)."""
-        return self.endpoint_class is not EndpointClass.CREDENTIAL_MINT
 
     @property
     def ask(self) -> Ask:
         return Ask(
             self.key_source,
             self.intent_digest,
-            self.packed.digest,
+            self.body.digest,
             self.recorded_url,
             self.caller.exact,
             self.certain_retry,
@@ -81,9 +77,10 @@ class CallRequest:
         )
 
 
-def scope_and_caller(secret: bytes, route_name: str, headers: RawHeaders, target: str) -> tuple[Scope, keys.Caller]:
-    caller = keys.caller_fingerprint(secret, headers, target.partition("?")[2])
-    return Scope(keys.scope(caller, route_name)), caller
+def scope_and_caller(secret: bytes, route: Route, headers: RawHeaders) -> tuple[Scope, keys.Caller]:
+    query = route.provider_target.partition("?")[2]
+    caller = keys.caller_fingerprint(secret, headers, query, route.upstream.caller.identity)
+    return Scope(keys.scope(caller, route.name)), caller
 
 
 def read(
@@ -92,16 +89,18 @@ def read(
     endpoint_class: EndpointClass,
     method: str,
     headers: RawHeaders,
-    body: bytes,
+    body: RequestBody,
     explicit: str | None,
 ) -> CallRequest:
     """Total: whatever the body holds, there is a canonical form and a key."""
     target = route.provider_target
     dialect = registry.select(route.upstream.family, target)
     profile = clients.recognise(headers)
-    scope, caller = scope_and_caller(secret, route.name, headers, target)
+    scope, caller = scope_and_caller(secret, route, headers)
     recorded = without_credentials(target)
-    canonical = keys.canonical_body(body, find(headers, b"content-type"), profile)
+    kind = media_type(headers)
+    form = form_of(body.pieces(), find(headers, b"content-type") or b"")
+    canonical = keys.canonical_body(body, kind, form, profile)
     intent = keys.canonical_digest(secret, method, recorded, canonical)
     derived = None if explicit else keys.derive_key(secret, dialect.name, method, recorded, headers, canonical)
     accepts = find(headers, b"sendonce-accept")
@@ -115,17 +114,25 @@ def read(
         recorded_url=route.upstream.base_url + recorded,
         headers=end_to_end(headers),
         body=body,
-        packed=pack(body),
         scope=scope,
         key=Key(explicit or derived or ""),
         key_source="explicit" if explicit else "derived",
         caller=caller,
-        facts=dialect.read_request(body),
+        facts=_facts(dialect, target, body, kind, form),
         intent_digest=Digest(intent),
         certain_retry=profile.certain_retry(headers),
+        acts_on_items=profile.acts_on_items,
         accepts_attempt=accepts.decode("latin-1").strip() if accepts else None,
         context=context,
     )
+
+
+def _facts(dialect: Dialect, target: str, body: RequestBody, kind: bytes, form: list[Part] | None) -> RequestFacts:
+    """Uploads and transcriptions name their model in a field of a form."""
+    if form is None:
+        return dialect.read_request(target, body.whole()) if keys.is_read(body, kind) else RequestFacts()
+    models = [part.text for part in form if part.field == "model" and part.text]
+    return RequestFacts(model=models[0].decode("utf-8", "replace") if models else None)
 
 
 def injected(request: CallRequest, call: CallId) -> RawHeaders:
@@ -158,12 +165,12 @@ def requested(request: CallRequest, plan: Forward, epoch: int) -> CallRequested:
     )
 
 
-def manifest(request: CallRequest, added: RawHeaders) -> CallManifest:
+def manifest(request: CallRequest, added: RawHeaders, body: Body) -> CallManifest:
     return CallManifest(
         method=request.method,
         url=request.recorded_url,
         headers=as_pairs(stored(request.headers, REQUEST_STORED)),
-        body=Body(request.packed.digest, request.packed.size, request.is_kept),
+        body=body,
         intent_digest=request.intent_digest,
         model=request.facts.model,
         stream=request.facts.stream,

@@ -21,6 +21,7 @@ from proxy import refusals
 from proxy.headers import RawHeaders, end_to_end, find
 from proxy.inflight import Head, Recording, State
 from proxy.refusals import Code, Column, OwnAnswer
+from proxy.request_body import RequestBody
 
 KNOBS: Final[dict[str, Any]] = {
     "auto_decompress": False,  # the provider gets the client's bytes
@@ -105,31 +106,30 @@ def has_more_to_read(request: web.BaseRequest) -> bool:
     return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder) > 0
 
 
-async def read_body(request: web.BaseRequest, *, limit_bytes: int, idle_timeout_s: float) -> bytes:
+async def read_body(request: web.BaseRequest, body: RequestBody, *, limit_bytes: int, idle_timeout_s: float) -> None:
     """The exact body bytes. Answers `Expect: 100-continue`, so call it only after the checks that need no body.
 
-    Raises BodyTooLarge or BodyBroke; after either, answer with `close=True`, since the rest of the body is unread.
+    Raises BodyTooLarge or BodyBroke, or the disk's OSError; then answer with `close=True`, since the rest of the body is unread.
     """
     declared = find(request.raw_headers, b"content-length")
     if declared is not None and int(declared) > limit_bytes:
         raise BodyTooLarge
-    body = bytearray()
     try:
         if (find(request.raw_headers, b"expect") or b"").strip().lower() == b"100-continue":
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             request.writer.output_size = 0  # aiohttp reads a count above zero as "the answer has begun"
         while not request.content.at_eof():
             async with asyncio.timeout(idle_timeout_s):
-                body += await request.content.readany()
-            if len(body) > limit_bytes:
+                piece = await request.content.readany()
+            if body.size + len(piece) > limit_bytes:
                 raise BodyTooLarge
+            body.append(piece)
     except TimeoutError as error:
         raise BodyBroke(f"No byte of the request body came for {idle_timeout_s:g} s. Send it again, whole.") from error
     except web.RequestPayloadError as error:
         raise BodyBroke("The framing of the request body is broken. Send it again, whole.") from error
     except ConnectionError as error:
         raise BodyBroke("The connection was closed within the request body. Send it again, whole.") from error
-    return bytes(body)
 
 
 class WireResponse(web.StreamResponse):

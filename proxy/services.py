@@ -13,8 +13,8 @@ from proxy.activity import Activity
 from proxy.forwarder import Forwarder
 from proxy.interpreter import Interpreter
 from proxy.liveness import Registry
+from proxy.outbound import Outbound
 from proxy.settings import Settings
-from proxy.upstream import Upstream
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class Services:
     writer: Writer
     reader: Reader
     registry: Registry
-    upstream: Upstream
+    outbound: Outbound
     forwarder: Forwarder
     interpreter: Interpreter
     activity: Activity

@@ -5,100 +5,60 @@ An error names the field and the remedy. Every limit has its unit in its name an
 
 import re
 import shlex
+import ssl
 import tomllib
 from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
-from urllib.parse import urlsplit
 
 import orjson
 from blake3 import blake3
 from platformdirs import user_state_path
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 from pydantic_settings import SettingsError as PydanticSettingsError
 
 from proxy.decisions import Policy
-from proxy.effects import UpstreamTraits
-from proxy.endpoints import EndpointClass, Family
+from proxy.endpoints import EndpointClass
+from proxy.upstream_settings import Count, Mode, PolicySettings, Seconds, Strict, UpstreamSettings
 
+LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
+LOWEST_RECORD_LIMIT_BYTES: Final = (
+    1024 * 1024
+)  # FORMAT.md section 9: no smaller body goes unkept but a minted credential
+CALLER_TOKEN_LEAST_CHARS: Final = 16  # guessing one over a network takes longer than anybody waits
 RESERVED_NAMES: Final = frozenset({"run", "_sendonce"})
-_VERSION: Final = re.compile(r"/v\d+[a-z]*\d*$")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # Where a second effect costs little, the default accepts it (semantics section 4).
 CHEAP_CLASSES: Final = frozenset(
     {EndpointClass.STATELESS_BILLED, EndpointClass.IDEMPOTENT, EndpointClass.CREDENTIAL_MINT}
 )
 
-Choice = Literal["refuse", "accept"]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Bytes = Annotated[int, Field(gt=0, le=2**40)]  # 1 TiB: more is a slip of the keyboard
-_BASE_URL: Final = re.compile(r"https?://[^/?#@\s]+(/[^?#\s]*)?")
 
 
 class SettingsError(Exception):
     """Configuration that cannot be used; the message names the field and the remedy. Exit code 2."""
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+RecordLimit = Annotated[int, Field(ge=LOWEST_RECORD_LIMIT_BYTES, le=2**40)]
 
 
-class PolicySettings(_Strict):
-    """Standing acceptances of a second effect, for one endpoint class; unset: the class's default."""
-
-    on_unknown: Choice | None = None
-    after_server_error: Choice | None = None
-    after_gateway_error: Choice | None = None
-    after_cut_stream: Choice | None = None
-
-
-class UpstreamSettings(_Strict):
-    """One provider under /NAME/…"""
-
-    base_url: str
-    family: Family = Family.GENERIC
-    gateway: bool = False
-    answered_statuses: frozenset[int] = frozenset()
-    policy: dict[EndpointClass, PolicySettings] = {}
-
-    @model_validator(mode="after")
-    def _without_version(self) -> Self:
-        if self.family is not Family.GENERIC and (found := _VERSION.search(self.base_url)):
-            raise ValueError(
-                f"base_url ends in {found[0]}; leave the version path out, sendonce adds it for {self.family}"
-            )
-        return self
-
-    @field_validator("base_url")
-    @classmethod
-    def _usable(cls, value: str) -> str:
-        if not _BASE_URL.fullmatch(value):
-            raise ValueError("it must be http(s)://host[:port][/path], without query and without credentials")
-        try:
-            usable = bool(urlsplit(value).hostname) and urlsplit(value).port != 0
-        except ValueError as error:
-            raise ValueError(f"it has no usable host and port ({error})") from error
-        if not usable:
-            raise ValueError("it has no usable host and port")
-        return value.rstrip("/")
-
-    @property
-    def traits(self) -> UpstreamTraits:
-        return UpstreamTraits(self.gateway, self.answered_statuses)
-
-
-class Limits(_Strict):
+class Limits(Strict):
     """Sizes and counts."""
 
     body_bytes: Bytes = 512 * 1024 * 1024  # OpenAI's largest upload; what is above it was meant for another tool
-    admitted_requests: Bytes = 1024  # at once; beyond it 503 `overloaded` is kinder than a queue nobody sees
+    record_limit_bytes: RecordLimit = 256 * 1024 * 1024  # of one body; beyond it counted and hashed: not replayable
+    disk_reserve_bytes: Bytes = 64 * 1024 * 1024  # kept free for calls in flight; at most 5 % of the disk
+    admitted_requests: Count = 1024  # at once; beyond it 503 `overloaded` is kinder than a queue nobody sees
+    retention_days: Annotated[int, Field(ge=0, le=36500)] = 30  # of `sendonce prune`: a billing period stays replayable
 
 
-class Timeouts(_Strict):
+class Timeouts(Strict):
     """Seconds; `_ms` where it is milliseconds. There is no total time-out: long thinking is not a fault."""
 
+    client_header_s: Seconds = 10  # from a connection's or request's first byte to the end of its head
     client_body_idle_s: Seconds = 60
     upstream_connect_s: Seconds = 10
     upstream_idle_s: Seconds = 900  # above the SDKs' own 600, so that a client gives up first
@@ -127,17 +87,57 @@ class Settings(BaseSettings):
     port: Annotated[int, Field(ge=0, le=65535)] = 8787
     state_dir: Path = Field(default_factory=lambda: user_state_path("sendonce"))
     receipts_dir: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    behind_tls_proxy: bool = False  # somebody in front terminates TLS; without either sendonce listens on loopback only
+    caller_token: SecretStr | None = None  # SENDONCE_CALLER_TOKEN; clients send it as Sendonce-Token
+    mode: Mode = "enforce"
     on_client_disconnect: Literal["drain", "cancel_after"] = "drain"
     limits: Limits = Limits()
     timeouts: Timeouts = Timeouts()
     upstreams: dict[str, UpstreamSettings] = {}
 
-    @field_validator("host")
+    @field_validator("caller_token")
     @classmethod
-    def _loopback(cls, value: str) -> str:
-        if value not in ("127.0.0.1", "::1", "localhost"):
-            raise ValueError("sendonce listens on loopback only for now; put a TLS-terminating proxy in front")
+    def _long_enough(cls, value: SecretStr | None) -> SecretStr | None:
+        text = value.get_secret_value() if value else ""
+        if value and (
+            len(text) < CALLER_TOKEN_LEAST_CHARS or not text.isascii() or not text.isprintable() or " " in text
+        ):
+            raise ValueError(f"it must have at least {CALLER_TOKEN_LEAST_CHARS} visible ASCII characters")
         return value
+
+    @model_validator(mode="after")
+    def _not_in_the_open(self) -> Self:
+        """Who can reach the port can spend the provider's money, and reads prompts on the wire."""
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key belong together: set both, or neither")
+        if self.tls_cert is not None and self.behind_tls_proxy:
+            raise ValueError("tls_cert and behind_tls_proxy contradict each other: who terminates TLS? Keep one")
+        if self.tls_cert is not None:
+            self.tls()
+        if self.host not in LOOPBACK:
+            if self.tls_cert is None and not self.behind_tls_proxy:
+                raise ValueError(
+                    f"host {self.host} is not loopback: prompts and keys would cross the network in the clear. Set tls_cert and "
+                    "tls_key, or --behind-tls-proxy where something in front terminates TLS"
+                )
+            if self.caller_token is None:
+                raise ValueError(
+                    f"host {self.host} is not loopback: anybody there could spend your keys' money. Set SENDONCE_CALLER_TOKEN"
+                )
+        return self
+
+    def tls(self) -> ssl.SSLContext | None:
+        """Raises ValueError where the files are no certificate and key."""
+        if self.tls_cert is None:
+            return None
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        try:
+            context.load_cert_chain(self.tls_cert, self.tls_key)
+        except OSError as error:  # ssl.SSLError is one
+            raise ValueError(f"tls_cert and tls_key cannot be used together ({error})") from error
+        return context
 
     @model_validator(mode="before")
     @classmethod
@@ -177,7 +177,9 @@ class Settings(BaseSettings):
             after_cut_stream="accept" if cheap else "refuse",
         )
         chosen = {**default.model_dump(), **given.model_dump(exclude_none=True)}
-        return Policy(**{name: choice == "accept" for name, choice in chosen.items()}, config_digest=self.digest)
+        mode = chosen.pop("mode") or self.upstreams[upstream].mode or self.mode
+        accepts = {name: choice == "accept" for name, choice in chosen.items()}
+        return Policy(**accepts, observes=mode == "observe", config_digest=self.digest)
 
 
 def load(config: Path | None, overrides: dict[str, Any]) -> Settings:

@@ -22,12 +22,12 @@ from yarl import URL
 
 from ledger.failpoints import passed
 from proxy.headers import RawHeaders, as_text, end_to_end, find, media_type
+from proxy.request_body import PIECE_BYTES, RequestBody
 from proxy.server import still_open
 
 UNCLEAN_LIMIT: Final = (
     32  # connections in one send: a pool may hold that many dead ones, a peer that hangs up goes on for ever
 )
-PIECE_BYTES: Final = 64 * 1024
 DNS_CACHE_S: Final = 30  # a moved name is found again soon; a lookup an attempt would be slow
 JSON_WHITESPACE: Final = b" \t\r\n"
 
@@ -75,13 +75,19 @@ class _Progress:
             self.transport.abort()
 
 
-def _needed_bytes(headers: RawHeaders, body: bytes) -> int | None:
+def _needed_bytes(headers: RawHeaders, body: RequestBody) -> int | None:
     """Only a single plain JSON document is useless without its last byte; white space after it is not needed."""
     media = media_type(headers)
     single = media == b"application/json" or media.endswith(b"+json")
     if not single or find(headers, b"content-encoding") is not None:
         return None
-    return len(body.rstrip(JSON_WHITESPACE)) or None
+    needed = body.size
+    while needed:
+        tail = body.read_at(max(0, needed - PIECE_BYTES), min(needed, PIECE_BYTES))
+        if rest := tail.rstrip(JSON_WHITESPACE):
+            return needed - len(tail) + len(rest)
+        needed -= len(tail)
+    return None
 
 
 class CountedBody(payload.Payload):
@@ -93,22 +99,20 @@ class CountedBody(payload.Payload):
 
     _autoclose = True
 
-    def __init__(self, body: bytes, progress: _Progress, idle_timeout_s: float) -> None:
+    def __init__(self, body: RequestBody, progress: _Progress, idle_timeout_s: float) -> None:
         super().__init__(body)
-        self._size, self._progress, self._idle_timeout_s = len(body), progress, idle_timeout_s
+        self._size, self._progress, self._idle_timeout_s = body.size, progress, idle_timeout_s
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        return bytes(self._value).decode(encoding, errors)
+        return bytes(self._value.whole()).decode(encoding, errors)
 
     async def write(self, writer: AbstractStreamWriter) -> None:
         assert isinstance(writer, StreamWriter)
         assert writer.transport is not None
         # Plain transports pause above the limit, TLS transports at it: with 0 those would pause on an empty buffer, for ever.
         writer.transport.set_write_buffer_limits(high=0 if writer.transport.get_extra_info("sslcontext") is None else 1)
-        view = memoryview(self._value)
-        for at in range(0, len(view), PIECE_BYTES):
-            piece = view[at : at + PIECE_BYTES]
-            self._progress.handed = at + len(piece)  # counted before the call: it may raise after handing over
+        for piece in self._value.pieces():
+            self._progress.handed += len(piece)  # counted before the call: it may raise after handing over
             await writer.write(piece, drain=False)
             await self._drain(writer)
             passed("after-first-byte")
@@ -263,8 +267,10 @@ class Upstream:
         keepalive_s: float,
         fresh_connections: bool = False,
         ssl: SSLContext | bool = True,
+        egress_proxy: str | None = None,
     ) -> None:
-        self._idle_timeout_s, self._ssl = idle_timeout_s, ssl
+        """`egress_proxy`: http://[user:password@]host:port; an https upstream is reached through its CONNECT."""
+        self._idle_timeout_s, self._ssl, self._egress_proxy = idle_timeout_s, ssl, egress_proxy
         pool: dict[str, Any] = {"force_close": True} if fresh_connections else {"keepalive_timeout": keepalive_s}
         self._session = aiohttp.ClientSession(
             connector=BarrierConnector(limit=0, ttl_dns_cache=DNS_CACHE_S, **pool),
@@ -287,7 +293,7 @@ class Upstream:
         method: str,
         url: str,
         headers: RawHeaders,
-        body: bytes,
+        body: RequestBody,
         before_first_byte: Callable[[], Awaitable[None]],
     ) -> Answer:
         """One attempt, never repeated. Raises AttemptFailed; what the barrier raises comes out as it is, and nothing was sent.
@@ -301,9 +307,10 @@ class Upstream:
                 method,
                 URL(url, encoded=True),
                 headers=as_text(end_to_end(headers)),
-                data=CountedBody(body, progress, self._idle_timeout_s) if body else None,
+                data=CountedBody(body, progress, self._idle_timeout_s) if body.size else None,
                 allow_redirects=False,
                 ssl=self._ssl,
+                proxy=self._egress_proxy,
             )
         except BaseException as error:
             progress.abort()

@@ -35,7 +35,7 @@ _REASONS: Final[Mapping[Evidence, str]] = {
     Evidence.NOT_SERVED: "It was decided that the provider did not serve it.",
     Evidence.ACCEPTED: "It was decided that a possible duplicate is acceptable.",
     Evidence.PARKED: "It was decided to leave it alone.",
-    Evidence.ERASED: "It is complete and its body was erased.",
+    Evidence.ERASED: "{complete} Its bodies were erased; their digests stay.",
 }
 
 
@@ -102,6 +102,8 @@ def call_row(call: CallState, alive: bool | None) -> dict[str, Any]:
         "body_blake3": manifest.body.digest if manifest else None,
         "delivered": list(call.deliveries),
         "decision": call.decision.decision if call.decision else None,
+        "would_refuse": call.requested.evidence.get("would_refuse") if call.requested else None,
+        "erased": call.evidence is Evidence.ERASED,
         "superseded_by": call.superseded_by,
         "created_at": instant(call.created_at_ms),
         "projection_version": PROJECTION_VERSION,
@@ -119,6 +121,11 @@ def call_detail(call: CallState, alive: bool | None, events: list[Recorded]) -> 
             {"seq": recorded.seq, "at": instant(recorded.at_ms), **orjson.loads(orjson.dumps(recorded.event))}
             for recorded in events
             if recorded.event.kind == "reconcile.decided"
+        ],
+        "erasures": [
+            {"at": instant(recorded.at_ms), **orjson.loads(orjson.dumps(recorded.event))}
+            for recorded in events
+            if recorded.event.kind == "body.erased"
         ],
         "events": [
             {

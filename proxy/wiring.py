@@ -27,10 +27,11 @@ from proxy.forwarder import Forwarder
 from proxy.ingress import Ingress
 from proxy.interpreter import Interpreter, judge_salvaged
 from proxy.liveness import Registry
+from proxy.outbound import Outbound
+from proxy.preserve import Preserver
 from proxy.server import DataServer, assert_c_parser
 from proxy.services import Services
 from proxy.settings import Settings, command_options
-from proxy.upstream import Upstream
 
 LINEAGE_BYTES: Final = 8
 SHUTDOWN_S: Final = 0.5  # for handlers whose answer is written; what is in flight was waited for already
@@ -114,13 +115,10 @@ async def running(settings: Settings, state_dir: StateDir, lock: Lock, recovered
     async with AsyncExitStack() as stack:
         writer = Writer(recovered.store, recovered.receipts, state_dir.wal, clock.now_ms)
         reader = await stack.enter_async_context(open_reader(state_dir.ledger))
-        upstream = Upstream(
-            connect_timeout_s=settings.timeouts.upstream_connect_s,
-            idle_timeout_s=settings.timeouts.upstream_idle_s,
-            keepalive_s=settings.timeouts.upstream_keepalive_s,
-        )
-        stack.push_async_callback(upstream.close)
-        interpreter = Interpreter(settings, reader, writer)
+        outbound = Outbound(settings.upstreams, settings.timeouts)
+        stack.push_async_callback(outbound.close)
+        preserver = Preserver(writer, settings.limits.record_limit_bytes)
+        interpreter = Interpreter(settings, reader, writer, preserver)
         activity = Activity(state_dir.activity_log)
         stack.callback(activity.close)
 
@@ -138,8 +136,8 @@ async def running(settings: Settings, state_dir: StateDir, lock: Lock, recovered
             writer=writer,
             reader=reader,
             registry=registry,
-            upstream=upstream,
-            forwarder=Forwarder(recovered.epoch, writer, upstream, interpreter, options),
+            outbound=outbound,
+            forwarder=Forwarder(recovered.epoch, writer, outbound, preserver, interpreter, options),
             interpreter=interpreter,
             activity=activity,
             fatal=loop.create_future(),

@@ -163,6 +163,8 @@ class Call:
             return "effect_happened"
         if not self.marked and self.evidence in ("requested", "manifest", "abandoned"):
             return "effect_unknown"
+        if self.evidence == "erased" and self.attempt is not None and self.attempt.effect == "absent":
+            return "completed"
         return STAGES[self.evidence]
 
     @property
@@ -243,7 +245,8 @@ class Call:
         if self.corrupt:
             return row
         superseded = self.superseded_by is not None
-        finished = superseded or (self.evidence == "completed" and self.effect == "happened" and self.is_delivered)
+        answered = self.evidence in ("completed", "erased") and self.effect == "happened"
+        finished = superseded or (answered and self.is_delivered)
         return row | {
             "epoch": self.attempt.epoch if self.attempt else self.epoch,
             "is_open": int(not finished),
@@ -285,5 +288,5 @@ def is_legal(call: Call, event: Event) -> bool:
     if event.kind == "reconcile.decided" and call.evidence == "completed":
         return call.effect in ("unknown", "answered")
     if event.kind == "body.erased" and call.evidence == "completed":
-        return call.effect == "happened"
+        return call.superseded_by is not None or call.effect in ("happened", "absent")
     return True

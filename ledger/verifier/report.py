@@ -65,7 +65,7 @@ FINDINGS: dict[str, tuple[Verdict, str]] = {
     "resumption_missing": (C, "a call continues one with a manifest, yet its attempt starts without call.resumed"),
     "status_differs": (C, "an observation has another status than its attempt's acknowledgement"),
     "outcome_differs": (C, "a completed call has another outcome than its newest interpretation"),
-    "body_withheld": (C, "a body was not kept, though its call mints no credential"),
+    "body_withheld": (C, "a body was not kept, though its call mints no credential and it is not large"),
     "effect_unproven": (C, "an interpretation reads an effect off a status that does not prove it"),
     "release_before_observation": (C, "an answer was delivered before its attempt was observed"),
     "erasure_illegal": (C, "an erasure names a body that its call does not have"),

@@ -37,7 +37,8 @@ READ_OFF = {
 CLOSING = {"decided_parked", "decided_served"}  # nobody continues what stands decided so
 PERMITTING = {"decided_accept_duplicate", "decided_not_served"}  # what an operator's word continues
 CALLERS_WORD = "Sendonce-Accept"
-SETTINGS = {"on_unknown", "after_server_error", "after_gateway_error", "after_cut_stream"}
+SETTINGS = {"on_unknown", "after_server_error", "after_gateway_error", "after_cut_stream", "mode"}
+LOWEST_RECORD_LIMIT_BYTES = 1024 * 1024  # a larger body may be beyond what its proxy was told to keep
 UNKEPT_ENDPOINT = "credential_mint"  # the one whose bodies are secrets
 UNANSWERED = {"preparation_failed", "abandoned"}  # the proxy's own answer ends these, so there is nothing to observe
 
@@ -192,7 +193,8 @@ def outcomes(_: Ledger, event: Event, call: Call | None) -> list[str]:
 def withheld(_: Ledger, event: Event, call: Call | None) -> list[str]:
     """Bytes that were not kept cannot be read again, so only those of one kind may be."""
     body = event.data["body"]
-    may = body is None or body["kept"] or (call is not None and call.endpoint_class == UNKEPT_ENDPOINT)
+    mints = call is not None and call.endpoint_class == UNKEPT_ENDPOINT
+    may = body is None or body["kept"] or mints or body["size"] > LOWEST_RECORD_LIMIT_BYTES
     return [] if may else ["body_withheld"]
 
 

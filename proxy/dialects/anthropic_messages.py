@@ -10,6 +10,7 @@ from proxy.dialects.base import Findings, Outcome, Reading, RequestFacts, Termin
 from proxy.effects import PLAIN, UpstreamTraits
 from proxy.endpoints import Family
 from proxy.headers import RawHeaders
+from proxy.sse import Item
 
 VERSION = 1
 
@@ -20,20 +21,26 @@ class AnthropicMessages:
     name = "anthropic_messages"
     family = Family.ANTHROPIC
 
-    def read_request(self, body: bytes) -> RequestFacts:
+    def read_request(self, target: str, body: bytes) -> RequestFacts:
         request = base.parsed_object(body)
+        model, streams = base.path_facts(target)  # Vertex: anthropic 2.14 lib/vertex takes the model out of the body
         return RequestFacts(
-            model=base.text(request.get("model")),
-            stream=request.get("stream") is True,
+            model=base.text(request.get("model")) or model,
+            stream=request.get("stream") is True or streams,
             max_output_tokens=base.positive(request.get("max_tokens")),
         )
 
     def is_terminal(self, event: bytes) -> bool:
         # Asked of every event of every stream: look before parsing.
-        return (b"message_stop" in event or b"error" in event) and _has_end(event)
+        return _may_end(event) and _has_end(event)
 
-    def evidence(self, status: int, headers: RawHeaders, body: bytes) -> TerminalEvidence:
-        return base.evidence(status, headers, body, _has_end)
+    def item_done(self, event: bytes) -> Item | None:  # noqa: ARG002 - the protocol's name
+        return None
+
+    def evidence(
+        self, status: int, headers: RawHeaders, body: bytes, traits: UpstreamTraits = PLAIN
+    ) -> TerminalEvidence:
+        return base.evidence(status, headers, body, traits, _has_end)
 
     def interpret(self, status: int, headers: RawHeaders, body: bytes, traits: UpstreamTraits = PLAIN) -> Reading:
         return base.read_whole(VERSION, _findings, status, headers, body, traits)
@@ -49,8 +56,13 @@ class AnthropicMessages:
             return None
 
 
+def _may_end(event: bytes) -> bool:
+    return b"message_stop" in event or b"error" in event
+
+
 def _has_end(stream: bytes) -> bool:
-    return any(base.text(document.get("type")) in _TERMINAL_TYPES for document in base.data_objects(stream))
+    candidates = (event.data for event in base.stream_events(stream) if _may_end(event.data))
+    return any(base.text(base.parsed_object(data).get("type")) in _TERMINAL_TYPES for data in candidates)
 
 
 # --- reading ---

@@ -4,24 +4,31 @@ All of it is pure and total: a request or a response is judged on its bytes alon
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
+from urllib.parse import unquote
 
 from ledger.stages import Effect
 from proxy.codings import UndecodableError, decoded
 from proxy.effects import PLAIN, UpstreamTraits, verdict
 from proxy.endpoints import Family
 from proxy.headers import RawHeaders, find, media_type
-from proxy.sse import Event, events
+from proxy.sse import Event, Item, events
 
 ID_LIMIT_BYTES = 256  # every id seen is below 100; a longer one is not worth a column
 INTEGER_LIMIT_DIGITS = 4000  # below CPython's limit of 4,300
 COUNT_LIMIT = 2**63 - 1  # what JSON writers and databases hold; far above any token count
 USAGE_NAMES_LIMIT, USAGE_NAME_LIMIT_CHARS, USAGE_DEPTH_LIMIT = 64, 128, 4  # seen: about 12 names, 2 levels
 ERROR_WORD_LIMIT_CHARS = 64  # they are words such as rate_limit_error
+
+# Gemini and Vertex name the model, and whether the answer is a stream, in the path.
+_PATH_MODEL: Final = re.compile(r"/(?:models|tunedModels|endpoints)/([^/:?]+):(\w+)(?:\?|$)")
+_PATH_MODEL_LIMIT_CHARS: Final = 256
+_STREAM_VERBS: Final = frozenset({"streamGenerateContent", "streamRawPredict"})
 
 BODILESS_2XX = frozenset({204, 205})
 
@@ -42,11 +49,12 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
-    """What a request body says. None: it does not say, or cannot be read."""
+    """What a request says, in its path or its body. None: it does not say, or cannot be read."""
 
     model: str | None = None
     stream: bool = False
     max_output_tokens: int | None = None
+    background: bool = False  # the answer only says that a job was begun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +84,21 @@ class Dialect(Protocol):
     @property
     def family(self) -> Family: ...
 
-    def read_request(self, body: bytes) -> RequestFacts:
-        """Never raises."""
+    def read_request(self, target: str, body: bytes) -> RequestFacts:
+        """`target`: the provider's path, query allowed. Never raises."""
 
     def is_terminal(self, event: bytes) -> bool:
-        """Whether this SSE event (its raw text) ends the answer: nothing that counts comes after it."""
+        """Whether a client may take this SSE event (its raw text, of a long one the beginning) for the answer's end.
 
-    def evidence(self, status: int, headers: RawHeaders, body: bytes) -> "TerminalEvidence":
+        It holds back and proves nothing: a long event may be cut, and Gemini has several ends. `evidence` proves.
+        """
+
+    def item_done(self, event: bytes) -> Item | None:
+        """What this SSE event completes, for clients that act on items. In doubt a tool."""
+
+    def evidence(
+        self, status: int, headers: RawHeaders, body: bytes, traits: UpstreamTraits = PLAIN
+    ) -> "TerminalEvidence":
         """Whether the body holds the terminal evidence that the dialect requires."""
 
     def interpret(self, status: int, headers: RawHeaders, body: bytes, traits: UpstreamTraits = PLAIN) -> Reading:
@@ -134,11 +150,16 @@ class TerminalEvidence(StrEnum):
 
 
 def evidence(
-    status: int, headers: RawHeaders, body: bytes, stream_ends: Callable[[bytes], bool] | None
+    status: int,
+    headers: RawHeaders,
+    body: bytes,
+    traits: UpstreamTraits,
+    stream_ends: Callable[[bytes], bool] | None,
 ) -> TerminalEvidence:
     """`stream_ends` says whether a decoded event stream holds its terminal event; None where the dialect knows none.
 
-    Only a 2xx owes evidence: an error's status says all that is concluded from it, however its body is labelled.
+    Of an upstream that is known to leave it out, a stream owes none. Only a 2xx owes evidence: an error's status says all that
+    is concluded from it, however its body is labelled.
     """
     owed = 200 <= status < 300 and status not in BODILESS_2XX
     missing = TerminalEvidence.LACKING if owed else TerminalEvidence.NONE_KNOWN
@@ -149,7 +170,9 @@ def evidence(
     if is_event_stream(headers):
         if stream_ends is None:
             return TerminalEvidence.NONE_KNOWN
-        return TerminalEvidence.PROVEN if stream_ends(data) else missing
+        if stream_ends(data):
+            return TerminalEvidence.PROVEN
+        return missing if traits.terminal_evidence_required else TerminalEvidence.NONE_KNOWN
     if is_json(headers):
         parses = data.strip() == b"null" or parsed(data) is not None
         return TerminalEvidence.PROVEN if parses else missing
@@ -157,6 +180,15 @@ def evidence(
 
 
 # --- facts ---
+
+
+def path_facts(target: str) -> tuple[str | None, bool]:
+    """The model that a path names, and whether the path asks for a stream."""
+    found = _PATH_MODEL.search(target)
+    if found is None:
+        return None, False
+    model = text(unquote(found[1]))
+    return model if model and len(model) <= _PATH_MODEL_LIMIT_CHARS else None, found[2] in _STREAM_VERBS
 
 
 def text(value: object) -> str | None:
@@ -194,8 +226,11 @@ def _usage_leaves(usage: object, prefix: str, depth_left: int) -> Iterator[tuple
 
 def envelope_error(document: object) -> str | None:
     """What an error envelope calls its error: `type/code/status`, whichever it has. OpenAI, Anthropic and Gemini all have
-    a message at `error.message`, which stays in the recorded body: providers echo what they were sent (I8).
+    a message at `error.message`, which stays in the recorded body: providers echo what they were sent (I8). Gemini puts it
+    into an array where it would have streamed one (google-genai 3.6.1 errors.py).
     """
+    if isinstance(document, list) and len(document) == 1:
+        document = document[0]
     error = document.get("error") if isinstance(document, dict) else None
     if not isinstance(error, dict) or not isinstance(error.get("message"), str):
         return None

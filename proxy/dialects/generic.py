@@ -9,6 +9,7 @@ from proxy.dialects.base import Findings, Outcome, Reading, RequestFacts, Termin
 from proxy.effects import PLAIN, UpstreamTraits
 from proxy.endpoints import Family
 from proxy.headers import RawHeaders
+from proxy.sse import Item
 
 VERSION = 1
 
@@ -20,20 +21,26 @@ class Generic:
     name = "generic"
     family = Family.GENERIC
 
-    def read_request(self, body: bytes) -> RequestFacts:
+    def read_request(self, target: str, body: bytes) -> RequestFacts:  # noqa: ARG002 - the protocol's name
         request = base.parsed_object(body)
         limits = (base.positive(request.get(name)) for name in _OUTPUT_LIMITS)
         return RequestFacts(
             model=base.text(request.get("model")),
             stream=request.get("stream") is True,
             max_output_tokens=next((limit for limit in limits if limit is not None), None),
+            background=request.get("background") is True,  # Gemini's interactions
         )
 
     def is_terminal(self, event: bytes) -> bool:  # noqa: ARG002 - the protocol's name
         return False
 
-    def evidence(self, status: int, headers: RawHeaders, body: bytes) -> TerminalEvidence:
-        return base.evidence(status, headers, body, None)
+    def item_done(self, event: bytes) -> Item | None:  # noqa: ARG002 - the protocol's name
+        return None
+
+    def evidence(
+        self, status: int, headers: RawHeaders, body: bytes, traits: UpstreamTraits = PLAIN
+    ) -> TerminalEvidence:
+        return base.evidence(status, headers, body, traits, None)
 
     def interpret(self, status: int, headers: RawHeaders, body: bytes, traits: UpstreamTraits = PLAIN) -> Reading:
         return base.read_whole(VERSION, _findings, status, headers, body, traits)

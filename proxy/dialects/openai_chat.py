@@ -9,6 +9,7 @@ from proxy.dialects.base import Findings, Outcome, Reading, RequestFacts, Termin
 from proxy.effects import PLAIN, UpstreamTraits
 from proxy.endpoints import Family
 from proxy.headers import RawHeaders
+from proxy.sse import Item
 
 VERSION = 1
 
@@ -19,7 +20,7 @@ class OpenAIChat:
     name = "openai_chat"
     family = Family.OPENAI
 
-    def read_request(self, body: bytes) -> RequestFacts:
+    def read_request(self, target: str, body: bytes) -> RequestFacts:  # noqa: ARG002 - the protocol's name
         request = base.parsed_object(body)
         limit = base.positive(request.get("max_completion_tokens"))
         return RequestFacts(
@@ -30,12 +31,15 @@ class OpenAIChat:
 
     def is_terminal(self, event: bytes) -> bool:
         # Asked of every event of every stream: look before parsing.
-        return (_DONE in event or b'"error"' in event) and any(_ends(item.data) for item in base.stream_events(event))
+        return (_DONE in event or b'"error"' in event) and _has_end(event)
 
-    def evidence(self, status: int, headers: RawHeaders, body: bytes) -> TerminalEvidence:
-        return base.evidence(
-            status, headers, body, lambda stream: any(_ends(item.data) for item in base.stream_events(stream))
-        )
+    def item_done(self, event: bytes) -> Item | None:  # noqa: ARG002 - the protocol's name
+        return None
+
+    def evidence(
+        self, status: int, headers: RawHeaders, body: bytes, traits: UpstreamTraits = PLAIN
+    ) -> TerminalEvidence:
+        return base.evidence(status, headers, body, traits, _has_end)
 
     def interpret(self, status: int, headers: RawHeaders, body: bytes, traits: UpstreamTraits = PLAIN) -> Reading:
         return base.read_whole(VERSION, _findings, status, headers, body, traits)
@@ -50,6 +54,10 @@ class OpenAIChat:
             return json.dumps(_completion(body), allow_nan=False).encode("ascii")
         except (_InexactError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
+
+
+def _has_end(stream: bytes) -> bool:
+    return any(_ends(item.data) for item in base.stream_events(stream))
 
 
 def _ends(data: bytes) -> bool:

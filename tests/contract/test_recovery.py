@@ -11,6 +11,7 @@ from ledger.ids import attempt_id
 from ledger.ladder import Evidence
 from ledger.projection import CallState
 from ledger.recovery import Acceptance
+from ledger.spool import Judged
 from ledger.stages import Effect, Stage
 from tests.harness.ledger_child import SPOOL_BODY, SPOOL_HEAD
 from tests.harness.ledgers import (
@@ -85,10 +86,10 @@ def test_spool_is_salvaged_as_its_dialect_judges(whole: bool, tmp_path: Path) ->
         stream.write(b"bytes that no index line vouches for")
     seen: list[bytes] = []
 
-    def judge(_state: CallState, head: dict[str, object], body: Path) -> bool:
+    def judge(_state: CallState, head: dict[str, object], body: Path) -> Judged:
         assert head == SPOOL_HEAD
         seen.append(body.read_bytes())
-        return whole
+        return Judged(whole, is_kept=True)
 
     with started(state_dir_in(tmp_path), judge) as recovered:
         state = recovered.store.state(FIRST)

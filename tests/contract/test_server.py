@@ -19,6 +19,7 @@ from proxy import server as inbound
 from proxy.inflight import Head, Recording, State
 from proxy.refusals import OwnAnswer
 from proxy.server import WireResponse, answer, read_body, relay, still_open, unacknowledged_bytes
+from tests.harness.request_bodies import body_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Overriding the .event_loop_policy:DeprecationWarning")
 GET = b"GET /x HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -229,12 +230,13 @@ class Reads:
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
-            body = await read_body(request, limit_bytes=self.limit_bytes, idle_timeout_s=self.idle_timeout_s)
+            body = body_of(b"")
+            await read_body(request, body, limit_bytes=self.limit_bytes, idle_timeout_s=self.idle_timeout_s)
         except inbound.BodyTooLarge:
             return await answer(request, OwnAnswer(413, (), b"too large"), close=True)
         except inbound.BodyBroke as broke:
             return await answer(request, OwnAnswer(400, (), broke.sentence.encode()), close=True)
-        return await answer(request, OwnAnswer(200, (), body))
+        return await answer(request, OwnAnswer(200, (), body.whole()))
 
 
 def post(length: int, *headers: bytes) -> bytes:

@@ -20,6 +20,7 @@ import uvloop
 from proxy.headers import RawHeaders
 from proxy.upstream import Answer, AttemptFailed, Upstream
 from tests.harness.raw_provider import GZIPPED, Provider
+from tests.harness.request_bodies import body_of
 
 JSON = ((b"Content-Type", b"application/json"),)
 BIG = b'{"x":"' + b"z" * 24_000_000 + b'"}'
@@ -63,7 +64,7 @@ class Rig:
         got, answer = bytearray(), None
         try:
             answer = await upstream.send(
-                method, name if "://" in name else self.provider.base + name, headers, body, barrier
+                method, name if "://" in name else self.provider.base + name, headers, body_of(body), barrier
             )
             async for data in answer.body():
                 got += data
@@ -139,7 +140,7 @@ async def test_barrier_error_propagates_unchanged_and_nothing_is_sent(rig: Rig) 
             raise error
 
         with pytest.raises(type(error)) as caught:
-            await rig.upstream().send("POST", rig.provider.base + "x", (), b"b", barrier)
+            await rig.upstream().send("POST", rig.provider.base + "x", (), body_of(b"b"), barrier)
         assert caught.value is error
     assert rig.provider.heads == []
 
@@ -240,7 +241,7 @@ async def test_big_body_arrives_whole(rig: Rig) -> None:
 
 async def test_garbage_within_the_body_is_lost_and_keeps_its_bytes(rig: Rig) -> None:
     """A chunk size that is none ends the answer; the bytes before it were handed out."""
-    answer = await rig.upstream().send("POST", rig.provider.base + "begun", JSON, b"{}", passes)
+    answer = await rig.upstream().send("POST", rig.provider.base + "begun", JSON, body_of(b"{}"), passes)
     body = answer.body()
     assert await anext(body) == b"bbbb"
     rig.provider.writers[-1].write(b"zz\r\n")

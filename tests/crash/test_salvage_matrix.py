@@ -63,7 +63,7 @@ def judged(left: Left, directory: Path) -> bool:
     asked: CallManifest = replace(MANIFEST, url=f"https://provider{PATHS[left.dialect]}", stream=left.media == SSE)
     state = replace(one(asked), upstream=UPSTREAMS[left.dialect])
     head = {"status": left.status, "headers": left.headers, "framing": left.framing}
-    return judge_salvaged(SETTINGS, state, head, spooled)
+    return judge_salvaged(SETTINGS, state, head, spooled).is_whole
 
 
 def matrix() -> Iterator[tuple[Left, bool]]:

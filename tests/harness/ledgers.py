@@ -46,6 +46,7 @@ from ledger.operations import Append, Appended, Entry, Expect, Receipt
 from ledger.projection import CallState
 from ledger.queries import ALL_EVENTS, read_events
 from ledger.recovery import Acceptance, Fresh, Judge, Recovered, open_epoch
+from ledger.spool import Judged
 from ledger.sqlite import Store
 from ledger.stages import Effect
 
@@ -224,9 +225,9 @@ def state_dir_in(root: Path) -> StateDir:
     return state_dir
 
 
-def undecided(_state: CallState, _head: dict[str, Any], _body: Path) -> bool:
+def undecided(_state: CallState, _head: dict[str, Any], _body: Path) -> Judged:
     """A judge for whom no salvaged response is whole."""
-    return False
+    return Judged(is_whole=False, is_kept=True)
 
 
 def start(state_dir: StateDir, judge: Judge = undecided, acceptance: Acceptance | None = None) -> Recovered:

@@ -9,13 +9,18 @@ from hypothesis import strategies as st
 
 from proxy import keys
 from proxy.clients import PROFILES
+from proxy.multipart import form_of
+from tests.harness.request_bodies import body_of
 
 PROFILE = PROFILES[-1]
 JSON = b"application/json"
 
 
 def canonical(body: bytes, content_type: bytes | None = JSON) -> bytes:
-    return keys.canonical_body(body, content_type, PROFILE)
+    """As manifest.read asks for it; a body that stands for itself gives its own bytes."""
+    came, kind = body_of(body), (content_type or b"").partition(b";")[0].strip().lower()
+    canonical = keys.canonical_body(came, kind, form_of(came.pieces(), content_type or b""), PROFILE)
+    return canonical if isinstance(canonical, bytes) else canonical.whole()
 
 
 # --- canonical JSON ---

@@ -1,0 +1,73 @@
+"""Bodies on their way into the ledger: packed, or only counted; and judged by their terminal evidence. Memory is bounded.
+
+A body is held in memory only to be parsed, and then one at a time: five hundred slow readers must not take five hundred bodies.
+"""
+
+import asyncio
+from typing import Final
+
+from ledger.bodies import (
+    INLINE_LIMIT_BYTES,
+    STAGE_BYTES,
+    Packed,
+    Source,
+    digest_of,
+    pack,
+    pack_stream,
+    packer_of,
+    stream_of,
+)
+from ledger.events import Body
+from ledger.writer import Writer
+from proxy.dialects.base import TerminalEvidence, is_event_stream, is_json
+from proxy.endpoints import EndpointClass
+from proxy.manifest import CallRequest
+from proxy.upstream import Answer
+
+PARSED_LIMIT_BYTES: Final = (
+    16 * 1024 * 1024
+)  # JSON of this size becomes some 100 MiB of objects; above it framing decides
+
+
+class Preserver:
+    """One a process."""
+
+    def __init__(self, writer: Writer, record_limit_bytes: int) -> None:
+        self._writer, self._record_limit_bytes = writer, record_limit_bytes
+        self.parsing = asyncio.Semaphore(1)  # enter it before a body is fetched to be parsed
+
+    async def preserved(self, source: Source, endpoint_class: EndpointClass) -> tuple[Body, tuple[Packed, ...]]:
+        """The body as an event names it, and what is to be stored with that event. Call it within `writer.keeps_staged`."""
+        if not is_kept(endpoint_class, source.size, self._record_limit_bytes):
+            digest, size = await asyncio.to_thread(digest_of, stream_of(source))
+            return Body(digest, size, kept=False), ()
+        packed = await self._packed(source)
+        return Body(packed.digest, packed.size), (packed,)
+
+    async def _packed(self, source: Source) -> Packed:
+        if source.size <= INLINE_LIMIT_BYTES:
+            return pack(source.read_at(0, source.size))
+        if source.size <= STAGE_BYTES:
+            return await asyncio.to_thread(lambda: pack_stream(stream_of(source)))
+        return await self._writer.stage(packer_of(stream_of(source)))
+
+    async def evidence(self, request: CallRequest, answer: Answer, source: Source) -> TerminalEvidence:
+        """Of the preserved bytes; a huge body and one that nobody can read are left to their framing."""
+        status, headers = answer.status, answer.headers
+        judged = is_json(headers) or is_event_stream(headers) or not source.size
+        if answer.framing == "none" or not judged or source.size > PARSED_LIMIT_BYTES:
+            return TerminalEvidence.NONE_KNOWN
+
+        def judged_now() -> TerminalEvidence:
+            body, traits = source.read_at(0, source.size), request.route.upstream.traits
+            return request.dialect.evidence(status, headers, body, traits)
+
+        if source.size <= INLINE_LIMIT_BYTES:
+            return judged_now()
+        async with self.parsing:
+            return await asyncio.to_thread(judged_now)
+
+
+def is_kept(endpoint_class: str, size_bytes: int, record_limit_bytes: int) -> bool:
+    """Bodies of endpoints that mint credentials (I8) and those beyond the limit (I2) are counted and hashed, never stored."""
+    return endpoint_class != EndpointClass.CREDENTIAL_MINT and size_bytes <= record_limit_bytes
