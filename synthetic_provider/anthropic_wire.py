@@ -10,6 +10,7 @@ from synthetic_provider.wire import (
     JsonObject,
     Stream,
     content_chunks,
+    content_text,
     event,
     provider_id,
     tool_name,
@@ -68,7 +69,7 @@ def _stop_reason(ask: Ask) -> str:
 
 
 def messages(ask: Ask) -> JsonObject:
-    content: list[JsonObject] = [{"type": "text", "text": "".join(content_chunks(ask))}]
+    content: list[JsonObject] = [{"type": "text", "text": content_text(ask)}]
     if ask.behaviour.tool_call:
         content.append(_tool_use(ask))
     return _message(ask, content, _stop_reason(ask), ask.behaviour.chunks)
@@ -98,7 +99,7 @@ def messages_stream(ask: Ask) -> Stream:
         opening=_named("message_start", message=_message(ask, [], None, 1))
         + _named("content_block_start", index=0, content_block={"type": "text", "text": ""})
         + _named("ping"),
-        chunks=tuple(
+        chunks=(
             _named("content_block_delta", index=0, delta={"type": "text_delta", "text": piece})
             for piece in content_chunks(ask)
         ),

@@ -1,6 +1,7 @@
 """What a model name asks for: `synthetic`, then optionally `/` and options `name=value` joined by commas. Pure.
 
 Any other model name gets the plain behaviour, so that agents may send their side requests here under real model names.
+Where the name stands, body or path, is the endpoint's business (formats.py); it is the same name in each dialect.
 """
 
 import math
@@ -10,7 +11,10 @@ from enum import StrEnum
 from http import HTTPStatus
 from typing import Any
 
+from synthetic_provider.codings import Coding
+
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
+BODYLESS = frozenset({204, 304})  # RFC 9112, 6.3: these end with their head, whatever the method
 
 
 class Reset(StrEnum):
@@ -30,9 +34,12 @@ class Behaviour:
     status: int | None = None  # the dialect's error envelope
     page: int | None = None  # an HTML page with this status, as gateways in front of providers send
     redirect: int | None = None
+    bodyless: int | None = None  # a success without a body
     reset: Reset | None = None
     cut: int | None = None  # FIN without the end of framing; a whole answer is cut after half of its body
-    clean_cut: int | None = None  # the end of framing without the dialect's; a whole answer carries half of its body
+    clean_cut: int | None = (
+        None  # the end of framing, a stream's coding too, not the dialect's; a whole answer: half of its body
+    )
     error_after: int | None = None  # in-band error; streams only
     # Pace and shape of the answer, which stay:
     times: int | None = None
@@ -42,7 +49,7 @@ class Behaviour:
     size_bytes: int | None = None  # of the content text; never less than its first words, which name the receipt
     usage: bool = True
     tool_call: bool = False
-    gzip: bool = False  # of whole answers, whatever Accept-Encoding says
+    encoding: Coding | None = None  # whatever Accept-Encoding says; a stream is flushed after each event
     unknown: tuple[str, ...] = ()  # options not known, as written; the answer's text repeats them
 
     def on_receipt(self, ordinal: int) -> "Behaviour":
@@ -55,6 +62,7 @@ class Behaviour:
             status=None,
             page=None,
             redirect=None,
+            bodyless=None,
             reset=None,
             cut=None,
             clean_cut=None,
@@ -89,15 +97,8 @@ def _error_status(text: str) -> int:
     return status
 
 
-def _redirect_status(text: str) -> int:
-    status = int(text)
-    if status not in REDIRECTS:
-        raise ValueError
-    return status
-
-
-def _one_of(values: Mapping[str, bool]) -> Callable[[str], bool]:
-    def read(text: str) -> bool:
+def _one_of(values: Mapping[str, Any]) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
         if text not in values:
             raise ValueError
         return values[text]
@@ -114,7 +115,8 @@ _OPTIONS: Mapping[str, tuple[str, Callable[[str], Any], str]] = {
     "interval": ("interval_s", _seconds, "seconds"),
     "status": ("status", _error_status, "a status from 400 to 599"),
     "page": ("page", _error_status, "a status from 400 to 599"),
-    "redirect": ("redirect", _redirect_status, "one of 301, 302, 303, 307, 308"),
+    "redirect": ("redirect", _one_of({str(status): status for status in REDIRECTS}), "one of 301, 302, 303, 307, 308"),
+    "bodyless": ("bodyless", _one_of({str(status): status for status in BODYLESS}), "204 or 304"),
     "reset": ("reset", Reset, "one of before, head, mid"),
     "cut": ("cut", _count(0), "a number of chunks"),
     "clean_cut": ("clean_cut", _count(0), "a number of chunks"),
@@ -124,7 +126,8 @@ _OPTIONS: Mapping[str, tuple[str, Callable[[str], Any], str]] = {
     "size": ("size_bytes", _count(0), "a number of bytes"),
     "usage": ("usage", _one_of({"none": False}), "'none'"),
     "tool_call": ("tool_call", _FLAG, "0 or 1"),
-    "gzip": ("gzip", _FLAG, "0 or 1"),
+    "encoding": ("encoding", Coding, "one of gzip, br, zstd"),
+    "gzip": ("encoding", _one_of({"1": Coding.GZIP, "0": None}), "0 or 1"),
 }
 
 

@@ -12,6 +12,7 @@ from synthetic_provider.wire import (
     JsonObject,
     Stream,
     content_chunks,
+    content_text,
     event,
     provider_id,
     tool_name,
@@ -63,7 +64,7 @@ def _common(ask: Ask, kind: str) -> dict[str, Any]:
 
 
 def chat(ask: Ask) -> JsonObject:
-    message: dict[str, Any] = {"role": "assistant", "content": "".join(content_chunks(ask)), "refusal": None}
+    message: dict[str, Any] = {"role": "assistant", "content": content_text(ask), "refusal": None}
     if ask.behaviour.tool_call:
         message["tool_calls"] = [_tool_call(ask)]
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish_reason(ask)}
@@ -95,7 +96,7 @@ def chat_stream(ask: Ask) -> Stream:
     ending.append(b"data: [DONE]\n\n")
     return Stream(
         opening=chunk({"role": "assistant", "content": "", "refusal": None}),
-        chunks=tuple(chunk({"content": piece}) for piece in content_chunks(ask)),
+        chunks=(chunk({"content": piece}) for piece in content_chunks(ask)),
         ending=b"".join(ending),
         error=event(error(ask, 500, f"receipt {ask.receipt}: the in-band error that error_after asked for")),
     )

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from blake3 import blake3
 
 from synthetic_provider.request import Request
 
@@ -50,25 +49,25 @@ class ReceiptFile:
         os.fsync(self._file.fileno())
         _fsync_directory(path.parent)
 
-    def record(self, request: Request, body: dict[str, Any]) -> Receipt:
-        """Durable on return. `body` is the request's JSON object, empty where it is none or broke off."""
+    def record(self, request: Request, model: str | None) -> Receipt:
+        """Durable on return. `model` is None where the request names none."""
         at = datetime.now(UTC)
-        digest = blake3(request.body).hexdigest()
+        digest = request.body_blake3
         key = request.header("idempotency-key")
         first = self._first_of_key.get(key) if self._dedupe and request.complete and key is not None else None
         if first is not None:
             self._bodies[digest] += 1
             return Receipt(first, self._bodies[digest], at, deduplicated=True)
-        model, stream = body.get("model"), body.get("stream")
+        stream = request.fields.get("stream")
         line = {
             "n": self._last_n + 1,
             "method": request.method,
             "path": request.target,
             "idempotency_key": key,
             "body_blake3": digest,
-            "body_bytes": len(request.body),
+            "body_bytes": request.body_bytes,
             "at": at.isoformat(),
-            "model": model if isinstance(model, str) else None,
+            "model": model,
             "stream": stream if isinstance(stream, bool) else None,
             "header_names": sorted(request.header_names),
             "complete": request.complete,

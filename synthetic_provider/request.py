@@ -3,6 +3,9 @@
 import asyncio
 import re
 from dataclasses import dataclass
+from typing import Any
+
+from synthetic_provider.intake import File, Intake
 
 HEAD_LIMIT_BYTES = 1024 * 1024  # also the stream buffer: far above any client's head, and bodies pass it in pieces
 READ_BYTES = 256 * 1024
@@ -20,8 +23,11 @@ class Request:
     method: str
     target: str  # as received, with the query
     headers: tuple[tuple[str, str], ...]  # names in lower case, in the order received, repeats included
-    body: bytes  # without chunked framing, else as received; content-encoding kept
-    complete: bool  # False: the connection ended within the body, which holds what came
+    body_blake3: str  # of the body without chunked framing, else as received; content-encoding kept
+    body_bytes: int
+    fields: dict[str, Any]  # the body's JSON object or form fields; empty where it is neither or broke off
+    files: tuple[File, ...]
+    complete: bool  # False: the connection ended within the body; digest and count are those of what came
 
     @property
     def header_names(self) -> tuple[str, ...]:
@@ -49,7 +55,7 @@ async def read_request(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
     if any(name == "expect" and value.lower() == "100-continue" for name, value in headers):
         writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         await writer.drain()
-    body = bytearray()
+    body = Intake(next((value for name, value in headers if name == "content-type"), ""))
     complete = True
     try:
         if framing is None:
@@ -60,7 +66,8 @@ async def read_request(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
         complete = False
     except asyncio.LimitOverrunError as error:
         raise BadRequestError(f"A chunk's size line or a trailer exceeds {HEAD_LIMIT_BYTES} bytes.") from error
-    return Request(method, target, headers, bytes(body), complete=complete)
+    fields = body.fields() if complete else {}
+    return Request(method, target, headers, body.digest(), body.size_bytes, fields, body.files(), complete=complete)
 
 
 def _parse_head(head: str) -> tuple[str, str, tuple[tuple[str, str], ...]]:
@@ -88,17 +95,17 @@ def _framing(headers: tuple[tuple[str, str], ...]) -> int | None:
     return int(lengths[0]) if lengths else 0
 
 
-async def _read_exactly(reader: asyncio.StreamReader, count: int, into: bytearray) -> None:
-    """In pieces, so that a body of any size costs linear time and what came before a break is kept."""
+async def _read_exactly(reader: asyncio.StreamReader, count: int, into: Intake) -> None:
+    """In pieces, so that a body of any size fits, and what came before a break is counted."""
     while count:
         piece = await reader.read(min(count, READ_BYTES))
         if not piece:
             raise EOFError
-        into += piece
+        into.take(piece)
         count -= len(piece)
 
 
-async def _read_chunked(reader: asyncio.StreamReader, into: bytearray) -> None:
+async def _read_chunked(reader: asyncio.StreamReader, into: Intake) -> None:
     while True:
         line = await reader.readuntil(b"\r\n")
         size_text = line.partition(b";")[0].strip()

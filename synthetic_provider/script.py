@@ -1,15 +1,17 @@
 """The script of one answer: every byte, pause and end of it in order, faults included. Pure; `server` plays it."""
 
-import gzip
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from http import HTTPStatus
+from itertools import chain, islice
 
 import orjson
 
-from synthetic_provider.behaviour import Behaviour, Reset
-from synthetic_provider.wire import Ask, Format, Stream
+from synthetic_provider.behaviour import BODYLESS, Behaviour, Reset
+from synthetic_provider.codings import CODERS, Coder
+from synthetic_provider.filler import blocks, first, pieces, size_bytes
+from synthetic_provider.wire import Ask, Format, Plain, Stream
 
 REDIRECT_TARGET = "/redirected"  # answers without redirecting: a client that follows leaves just one more receipt
 LAST_CHUNK = b"0\r\n\r\n"
@@ -33,12 +35,21 @@ Step = bytes | Wait | End
 
 
 @dataclass(frozen=True, slots=True)
+class Whole:
+    size_bytes: int
+    parts: Iterable[bytes]  # in pieces, made when they are sent
+
+
+@dataclass(frozen=True, slots=True)
 class Reply:
     """An answer before framing and faults of the connection."""
 
     status: int
     headers: dict[str, str]
-    body: bytes | Stream
+    body: Whole | Stream
+
+
+NO_BODY = Whole(0, ())
 
 
 def script(ask: Ask, answers: Format, *, deduplicated: bool = False, rejection: str | None = None) -> Iterator[Step]:
@@ -73,11 +84,14 @@ def _mark(*, deduplicated: bool) -> dict[str, str]:
 
 def _reply(ask: Ask, answers: Format, rejection: str | None) -> Reply:
     behaviour = ask.behaviour
-    json_headers = {"content-type": "application/json", answers.request_id_header: ask.request_id}
+    named = {answers.request_id_header: ask.request_id} if answers.request_id_header else {}
+    json_headers = {"content-type": "application/json", **named}
     if rejection is not None:
         return _shaped(behaviour, 400, json_headers, orjson.dumps(answers.error(ask, 400, rejection)))
     if behaviour.redirect is not None and ask.path != REDIRECT_TARGET:
-        return Reply(behaviour.redirect, {"location": REDIRECT_TARGET}, b"")
+        return Reply(behaviour.redirect, {"location": REDIRECT_TARGET}, NO_BODY)
+    if behaviour.bodyless is not None:
+        return Reply(behaviour.bodyless, named, NO_BODY)
     if behaviour.page is not None:
         page = GATEWAY_PAGE.format(reason=f"{behaviour.page} {_reason(behaviour.page)}", n=ask.receipt)
         return _shaped(behaviour, behaviour.page, {"content-type": "text/html"}, page.encode())
@@ -85,19 +99,28 @@ def _reply(ask: Ask, answers: Format, rejection: str | None) -> Reply:
         message = f"receipt {ask.receipt}: the status {behaviour.status} that the model name asked for"
         envelope = answers.error(ask, behaviour.status, message)
         return _shaped(behaviour, behaviour.status, json_headers, orjson.dumps(envelope))
-    if ask.wants_stream and answers.stream is not None:
-        headers = json_headers | {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
-        return Reply(200, headers, answers.stream(ask))
-    return _shaped(behaviour, 200, json_headers, orjson.dumps(answers.whole(ask)))
+    if answers.stream is not None and answers.stream_when(ask):
+        headers = json_headers | {"content-type": answers.stream_type, "cache-control": "no-cache"}
+        return Reply(200, headers | _coding(behaviour), answers.stream(ask))
+    whole = answers.whole(ask)
+    if isinstance(whole, Plain):
+        return _shaped(behaviour, 200, json_headers | {"content-type": whole.media_type}, whole.data)
+    return _shaped(behaviour, 200, json_headers, orjson.dumps(whole))
 
 
-def _shaped(behaviour: Behaviour, status: int, headers: dict[str, str], body: bytes) -> Reply:
+def _coding(behaviour: Behaviour) -> dict[str, str]:
+    return {"content-encoding": behaviour.encoding} if behaviour.encoding is not None else {}
+
+
+def _shaped(behaviour: Behaviour, status: int, headers: dict[str, str], data: bytes) -> Reply:
     """A whole answer after those options that change the body before it is framed."""
-    if behaviour.gzip:
-        headers, body = headers | {"content-encoding": "gzip"}, gzip.compress(body, mtime=0)
+    size, parts = size_bytes(data), pieces(data)
+    if behaviour.encoding is not None:
+        coded = CODERS[behaviour.encoding]().whole(parts)  # its size goes into the head; filler packs well
+        size, parts = len(coded), iter([coded])
     if behaviour.clean_cut is not None:
-        body = body[: len(body) // 2]
-    return Reply(status, headers, body)
+        size //= 2
+    return Reply(status, headers | _coding(behaviour), Whole(size, first(size, parts)))
 
 
 def _reason(status: int) -> str:
@@ -108,45 +131,61 @@ def _reason(status: int) -> str:
 
 
 def _head(reply: Reply, extra: dict[str, str]) -> bytes:
-    framing = (
-        {"transfer-encoding": "chunked"} if isinstance(reply.body, Stream) else {"content-length": str(len(reply.body))}
-    )
+    framing = {}
+    if isinstance(reply.body, Stream):
+        framing = {"transfer-encoding": "chunked"}
+    elif reply.status not in BODYLESS:
+        framing = {"content-length": str(reply.body.size_bytes)}
     lines = [f"HTTP/1.1 {reply.status} {_reason(reply.status)}"]
     lines += [f"{name}: {value}" for name, value in (reply.headers | extra | framing).items()]
     return "\r\n".join([*lines, "", ""]).encode("latin-1")
 
 
-def _whole_body(body: bytes, behaviour: Behaviour) -> Iterator[Step]:
+def _whole_body(body: Whole, behaviour: Behaviour) -> Iterator[Step]:
     if behaviour.cut is not None or behaviour.reset is Reset.MID:
-        yield body[: len(body) // 2]
+        yield from blocks(first(body.size_bytes // 2, body.parts))
         yield End.CUT if behaviour.cut is not None else End.RESET
         return
-    yield body
+    yield from blocks(body.parts)
     yield End.KEEP
 
 
 def _stream_body(stream: Stream, behaviour: Behaviour) -> Iterator[Step]:
     """Where several faults meet, the one with the fewest chunks before it comes first."""
-    faults: list[tuple[int, bytes, End]] = []  # content chunks before it, bytes sent then, end
+    faults: list[tuple[int, bytes | None, End]] = []  # content chunks before it, events then (None: broken off), end
     if behaviour.cut is not None:
-        faults.append((behaviour.cut, b"", End.CUT))
+        faults.append((behaviour.cut, None, End.CUT))
     if behaviour.reset is Reset.MID:
-        faults.append((len(stream.chunks) // 2, b"", End.RESET))
+        faults.append((behaviour.chunks // 2, None, End.RESET))
     if behaviour.clean_cut is not None:
-        faults.append((behaviour.clean_cut, LAST_CHUNK, End.KEEP))
+        faults.append((behaviour.clean_cut, b"", End.KEEP))
     if behaviour.error_after is not None:
-        faults.append((behaviour.error_after, _http_chunk(stream.error) + LAST_CHUNK, End.KEEP))
-    whole = (len(stream.chunks), _http_chunk(stream.ending) + LAST_CHUNK, End.KEEP)
-    count, last_bytes, end = min(faults, key=lambda fault: fault[0], default=whole)
+        faults.append((behaviour.error_after, stream.error, End.KEEP))
+    whole = (behaviour.chunks, stream.ending, End.KEEP)
+    count, last_events, end = min(faults, key=lambda fault: fault[0], default=whole)
 
-    yield _http_chunk(stream.opening)
-    for index, chunk in enumerate(stream.chunks[:count]):
+    coder = None if behaviour.encoding is None else CODERS[behaviour.encoding]()
+    yield from blocks(_http_chunk(stream.opening, coder))
+    for index, chunk in enumerate(islice(stream.chunks, count)):
         if index:
             yield Wait(behaviour.interval_s)
-        yield _http_chunk(chunk)
-    yield last_bytes
+        yield from blocks(_http_chunk(stream.separator * bool(index) + chunk, coder))
+    if last_events is not None:
+        separator = stream.separator if count and last_events else b""
+        yield from blocks(chain(_http_chunk(separator + last_events, coder, last=True), [LAST_CHUNK]))
     yield end
 
 
-def _http_chunk(data: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(data), data)
+def _http_chunk(data: bytes, coder: Coder | None, *, last: bool = False) -> Iterator[bytes]:
+    """No chunk where there is nothing to send: an empty one would end the body."""
+    if coder is None:
+        size, parts = size_bytes(data), pieces(data)
+    elif data or last:
+        coded = coder.whole(pieces(data)) if last else coder.event(pieces(data))
+        size, parts = len(coded), iter([coded])
+    else:
+        return
+    if size:
+        yield b"%x\r\n" % size
+        yield from parts
+        yield b"\r\n"

@@ -9,12 +9,9 @@ import socket
 import struct
 import termios
 from collections.abc import Iterator
-from typing import Any
-
-import orjson
 
 from synthetic_provider.behaviour import Behaviour, parse
-from synthetic_provider.formats import format_of
+from synthetic_provider.formats import endpoint_of
 from synthetic_provider.receipts import ReceiptFile
 from synthetic_provider.request import HEAD_LIMIT_BYTES, BadRequestError, Request, read_request
 from synthetic_provider.script import End, Step, Wait, script
@@ -54,26 +51,29 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, rec
 
 def _answer(request: Request, receipts: ReceiptFile) -> Iterator[Step] | None:
     """The script of the answer, after the receipt is durable; None for a request that broke off."""
-    body = _json_object(request.body) if request.complete else {}
-    receipt = receipts.record(request, body)
+    endpoint = endpoint_of(request.method, request.target, request.header_names)
+    model = endpoint.model or request.fields.get("model")
+    named = model if isinstance(model, str) else None
+    receipt = receipts.record(request, named)
     if not request.complete:
         return None
-    model, rejection = body.get("model"), None
+    rejection = None
     try:
-        asked = parse(model if isinstance(model, str) else "").on_receipt(receipt.ordinal)
+        asked = parse(named or "").on_receipt(receipt.ordinal)
     except ValueError as error:
         asked, rejection = Behaviour(), str(error)
-    ask = Ask(request.method, request.target, body, len(request.body), receipt.n, receipt.at, asked)
-    answers = format_of(request.method, request.target, request.header_names)
-    return script(ask, answers, deduplicated=receipt.deduplicated, rejection=rejection)
-
-
-def _json_object(body: bytes) -> dict[str, Any]:
-    try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return {}
-    return value if isinstance(value, dict) else {}
+    ask = Ask(
+        method=request.method,
+        path=request.target,
+        body=request.fields,
+        body_bytes=request.body_bytes,
+        files=request.files,
+        model=named or "synthetic",
+        receipt=receipt.n,
+        at=receipt.at,
+        behaviour=asked,
+    )
+    return script(ask, endpoint.format, deduplicated=receipt.deduplicated, rejection=rejection)
 
 
 async def _play(steps: Iterator[Step], writer: asyncio.StreamWriter) -> bool:

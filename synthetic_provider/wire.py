@@ -1,16 +1,16 @@
 """What all wire formats share: the ask, the stream's parts, the content text and the token counts. Pure."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import pairwise
 from typing import Any
 
 import orjson
 
 from synthetic_provider.behaviour import Behaviour
+from synthetic_provider.filler import filler
+from synthetic_provider.intake import File
 
-FILLER = "All work and no play makes a synthetic provider a dull one. "
 DEFAULT_CHUNK_BYTES = 12
 DEFAULT_TOOL = "synthetic_tool"
 
@@ -23,20 +23,13 @@ class Ask:
 
     method: str
     path: str  # as received, with the query
-    body: JsonObject  # empty unless the request's body is a JSON object
+    body: JsonObject  # the request's JSON object or form fields; empty where it is neither
     body_bytes: int
+    files: tuple[File, ...]
+    model: str
     receipt: int
     at: datetime
     behaviour: Behaviour
-
-    @property
-    def model(self) -> str:
-        model = self.body.get("model")
-        return model if isinstance(model, str) else "synthetic"
-
-    @property
-    def wants_stream(self) -> bool:
-        return self.body.get("stream") is True
 
     @property
     def request_id(self) -> str:
@@ -45,12 +38,29 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """The parts of a server-sent event stream, each made of whole events."""
+    """The parts of a stream, each made of whole events; filler is marked (filler.py)."""
 
     opening: bytes  # before the first content chunk
-    chunks: tuple[bytes, ...]  # one content chunk each
+    chunks: Iterable[bytes]  # one content chunk each, made when they are sent
     ending: bytes  # tool call, finish, usage, the dialect's terminal event
     error: bytes  # the in-band error event, which takes the place of the rest
+    separator: bytes = b""  # between a content chunk and what follows it
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """A whole answer that is not JSON."""
+
+    media_type: str
+    data: bytes
+
+
+def _asked_in_the_body(ask: Ask) -> bool:
+    return ask.body.get("stream") is True
+
+
+def always(_ask: Ask) -> bool:
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +68,12 @@ class Format:
     """How one endpoint of one provider answers. Without `stream` a request for a stream gets the whole answer."""
 
     name: str
-    request_id_header: str
-    whole: Callable[[Ask], JsonObject]
-    error: Callable[[Ask, int, str], JsonObject]
+    request_id_header: str | None
+    whole: Callable[[Ask], JsonObject | Plain]
+    error: Callable[[Ask, int, str], object]
     stream: Callable[[Ask], Stream] | None = None
+    stream_when: Callable[[Ask], bool] = _asked_in_the_body
+    stream_type: str = "text/event-stream; charset=utf-8"
 
 
 def provider_id(prefix: str, ask: Ask) -> str:
@@ -69,22 +81,32 @@ def provider_id(prefix: str, ask: Ask) -> str:
     return f"{prefix}{ask.receipt:024d}"
 
 
-def content_chunks(ask: Ask) -> tuple[str, ...]:
-    """The content text in as many pieces as the behaviour asks for; the first names the receipt and unknown options."""
+def _content(ask: Ask, reserved_bytes: int = 0) -> tuple[str, int]:
+    """The first words, which name the receipt and unknown options, and how many bytes of filler follow them."""
     behaviour = ask.behaviour
     first = f"receipt {ask.receipt}: " + "".join(f"unknown option {option}. " for option in behaviour.unknown)
-    rest = behaviour.chunks - 1
-    size = behaviour.size_bytes
-    length = rest * DEFAULT_CHUNK_BYTES if size is None else max(0, size - len(first.encode()))
-    filler = (FILLER * (length // len(FILLER) + 1))[:length]
-    if rest == 0:
-        return (first + filler,)
-    cuts = [length * i // rest for i in range(rest + 1)]
-    return (first, *(filler[start:end] for start, end in pairwise(cuts)))
+    if behaviour.size_bytes is None:
+        return first, (behaviour.chunks - 1) * DEFAULT_CHUNK_BYTES
+    return first, max(0, behaviour.size_bytes - reserved_bytes - len(first.encode()))
+
+
+def content_text(ask: Ask, reserved_bytes: int = 0) -> str:
+    """The content text with its filler marked; `reserved_bytes` of the size asked for are the caller's."""
+    first, length = _content(ask, reserved_bytes)
+    return first + filler(0, length)
+
+
+def content_chunks(ask: Ask) -> Iterator[str]:
+    """The content text in as many pieces as the behaviour asks for, its first words alone where there are several."""
+    first, length = _content(ask)
+    rest = ask.behaviour.chunks - 1
+    yield first if rest else first + filler(0, length)
+    for i in range(rest):
+        yield filler(length * i // rest, length * (i + 1) // rest)
 
 
 def words(value: object) -> int:
-    """Words in a text, or in a message's or block's `content` and `text` at any depth; a number is one word.
+    """Words in a text, or in a message's or block's `content`, `parts` and `text` at any depth; a number is one word.
 
     It stands for the input tokens: tests can count it by hand.
     """
@@ -96,20 +118,25 @@ def words(value: object) -> int:
         case list():
             return sum(words(item) for item in value)
         case dict():
-            return words(value.get("content")) + words(value.get("text"))
+            return sum(words(value.get(name)) for name in ("content", "parts", "text"))
         case _:
             return 0
 
 
 def tool_name(ask: Ask) -> str:
-    """The name of the first tool the request offers (OpenAI puts it under `function`), so that an agent can run it."""
-    tools = ask.body.get("tools")
-    first = tools[0] if isinstance(tools, list) and tools else None
-    if not isinstance(first, dict):
-        return DEFAULT_TOOL
-    described = first.get("function", first)
+    """The name of the first tool the request offers, so that an agent can run it.
+
+    OpenAI chat puts it under `function`, Gemini into the list `functionDeclarations`.
+    """
+    described = _first(ask.body.get("tools"))
+    if isinstance(described, dict):
+        described = described.get("function") or _first(described.get("functionDeclarations")) or described
     name = described.get("name") if isinstance(described, dict) else None
     return name if isinstance(name, str) else DEFAULT_TOOL
+
+
+def _first(value: object) -> object:
+    return value[0] if isinstance(value, list) and value else None
 
 
 def event(data: JsonObject, name: str | None = None) -> bytes:

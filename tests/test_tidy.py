@@ -23,6 +23,8 @@ ASPECTS = {
     "canonical_body": "keys",
     "content_codings": "base",
     "sse_to_json": "base",
+    "synthetic_provider_bodies": "synthetic_provider",
+    "synthetic_provider_dialects": "synthetic_provider",
 }
 
 

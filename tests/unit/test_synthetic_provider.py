@@ -125,8 +125,8 @@ def chat(options: str = "", *, stream: bool = False, words: str = "one two three
 def test_model_name_is_parsed_to_its_behaviour() -> None:
     """Options combine; unknown ones are kept for the echo; other models are plain."""
     assert parse("") == parse("gpt-5/hold=5") == parse("synthetic") == Behaviour()
-    combined = Behaviour(hold_s=math.inf, status=529, reset=Reset.MID, usage=False, size_bytes=9, gzip=True)
-    assert parse("synthetic/hold=forever,status=529,reset=mid,usage=none,size=9,gzip=1") == combined
+    combined = Behaviour(hold_s=math.inf, status=529, reset=Reset.MID, usage=False, size_bytes=9)
+    assert parse("synthetic/hold=forever,status=529,reset=mid,usage=none,size=9") == combined
     assert parse("synthetic/turbo=1,delay=0.2,new") == Behaviour(delay_s=0.2, unknown=("turbo=1", "new"))
 
 
