@@ -42,6 +42,10 @@ class StateDir:
         return self.root / "spool"
 
     @property
+    def reserve(self) -> Path:
+        return self.root / "reserve"
+
+    @property
     def control_socket(self) -> Path:
         return self.root / "control.sock"
 

@@ -40,11 +40,14 @@ META: Final = "SELECT value FROM meta WHERE name = ?"
 KEY_HEAD: Final = """
     SELECT seq, chain FROM event WHERE seq = (SELECT max(last_seq) FROM call_index WHERE scope = ? AND key = ?)"""
 # Every generation of each open occurrence and of the newest finished ones, with the highest occurrence there ever was.
+# Newest by what was last written of it, and by when it began: erasing an old answer writes of it once more.
 HISTORY_OF_KEY: Final = """
     WITH touched(occurrence) AS (
       SELECT occurrence FROM call_index WHERE scope = ?1 AND key = ?2 AND is_open = 1
       UNION SELECT occurrence FROM (
-        SELECT occurrence FROM call_index WHERE scope = ?1 AND key = ?2 ORDER BY last_seq DESC LIMIT ?3))
+        SELECT occurrence FROM call_index WHERE scope = ?1 AND key = ?2 ORDER BY last_seq DESC LIMIT ?3)
+      UNION SELECT occurrence FROM (
+        SELECT occurrence FROM call_index WHERE scope = ?1 AND key = ?2 ORDER BY occurrence DESC LIMIT ?3))
     SELECT e.record, e.chain, c.call_id, c.last_seq,
       (SELECT max(occurrence) FROM call_index WHERE scope = ?1 AND key = ?2)
     FROM call_index c LEFT JOIN event e ON e.call_id = c.call_id

@@ -35,7 +35,16 @@ _Outcome = Appended | LedgerError | None
 class Writer:
     """`await append(op)` returns once the operation and its receipt are durable, or raises with nothing changed."""
 
-    def __init__(self, store: Store, receipts: ReceiptLog, wal: Path, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        receipts: ReceiptLog,
+        wal: Path,
+        now_ms: Callable[[], int],
+        has_room: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`has_room` is asked before each transaction, from the thread: it may make room, and says whether there is any to spare."""
+        self._has_room = has_room
         self._store, self._receipts, self._wal, self._now_ms = store, receipts, wal, now_ms
         self._loop = asyncio.get_running_loop()
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
@@ -95,7 +104,8 @@ class Writer:
             for batch in self._batches():
                 self._commit(batch)
             batch = []
-            self._store.checkpoint("TRUNCATE")
+            if self._has_room():
+                self._store.checkpoint("TRUNCATE")
             self._store.close()
             self._receipts.close()
         except BaseException as error:  # noqa: BLE001 - whatever it was, durability is unknown from here on
@@ -116,6 +126,7 @@ class Writer:
         self._stopped = True
 
     def _commit(self, batch: list[_Item]) -> None:
+        has_room = self._has_room()
         self._store.begin()
         outcomes = [self._decide(op) for op, _ in batch]
         passed("before-commit")
@@ -132,7 +143,8 @@ class Writer:
         if not self._receipts.is_synced:
             self._receipts.sync()
         # stat, never open: closing a second descriptor would drop SQLite's locks.
-        if self._wal.stat().st_size > CHECKPOINT_BYTES:
+        # On a full disk the WAL stays as it is: all of it is durable there, and copying it takes room that commits need.
+        if has_room and self._wal.stat().st_size > CHECKPOINT_BYTES:
             self._store.checkpoint("PASSIVE")
 
     def _decide(self, op: Append | Stage) -> _Outcome:

@@ -15,8 +15,8 @@ from ledger.events import Authority, WhyNew
 from ledger.ids import CallId, attempt_id
 from ledger.ladder import Evidence
 from ledger.stages import Effect, Stage
+from proxy.codes import Code
 from proxy.decisions import Ask, Attach, Forward, Live, Now, Policy, Refuse, Replay, Verdict, Wait
-from proxy.refusals import Code
 
 NOT_LIVE: Final = Live()
 CLIENT_ABORT: Final = "client_abort"  # `ended_by` of an attempt whose client was gone for too long
@@ -239,8 +239,8 @@ def _is_owed_an_answer(state: CallState, live: Live, verdict: Verdict) -> bool:
 
 def _stands_in_the_way(ask: Ask, state: CallState, live: Live) -> bool:
     """An unknown occurrence refuses every later one of its key, and so does a parked one; a closed one only its retry."""
-    if live.alive:
-        return False  # nothing is unknown of it yet
+    if live.alive or _is_over(state):
+        return False  # nothing is unknown of it yet, or any more
     if state.stage is Stage.CLOSED:
         return ask.certain_retry or state.evidence is Evidence.PARKED
     return state.effect is not Effect.HAPPENED or state.stage is not Stage.COMPLETED
@@ -268,7 +268,8 @@ def _certain_retry(verdicts: list[tuple[CallState, Verdict]], lives: Mapping[Cal
 
 
 def _is_over(state: CallState) -> bool:
-    return state.stage is Stage.COMPLETED and state.effect is Effect.HAPPENED and state.delivered
+    """Served and delivered. Erasing its bodies makes no difference: only a retry that comes late still asks for it."""
+    return state.superseded_by is None and state.finished
 
 
 def _new_occurrence(

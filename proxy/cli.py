@@ -4,46 +4,39 @@ Exit codes: 0 · 1 the demo failed · 2 usage or configuration · 3 port · 4 st
 `verify` also 10 contradiction · 11 tampered · 12 truncated · 13 unreadable.
 """
 
-import getpass
 import os
 import signal
 import sqlite3
 import sys
-from collections.abc import Coroutine
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, Final, NoReturn, TypeVar
+from typing import Annotated, Any, Final
 
-import orjson
 import typer
-import uvloop
-from rich.console import Console
 
 from ledger import verifier
 from ledger.bundle import BundleError
 from ledger.epochs import StateDir
 from ledger.errors import PoisonedError, StartRefusedError, UnreadableRecordError
-from ledger.events import Decision
 from ledger.ids import CallId, Key
 from ledger.queries import RESTORE
-from ledger.recovery import Acceptance
 from ledger.stages import Stage
+from proxy import deciding, inspection, tables, wiring
 from proxy import demo as demonstration
 from proxy import evidence as evidences
-from proxy import inspection, tables, wiring
+from proxy.console import EXIT_USAGE, ConfigOption, JsonOption, StateDirOption, errors, fail, out, print_json, run
 from proxy.control import OwnerSilentError
 from proxy.inspection import NotFoundError
-from proxy.reconcile.operator import DecisionRefusedError, Ruling
-from proxy.settings import SettingsError, command_options, load, upstream_overrides
+from proxy.pruning import BadAgeError
+from proxy.reconcile.operator import DecisionRefusedError
+from proxy.settings import SettingsError, load, upstream_overrides
 from proxy.views import head_row
 
-T = TypeVar("T")
-
-EXIT_DEMO, EXIT_USAGE, EXIT_PORT, EXIT_DECISION, EXIT_UNREADABLE, EXIT_POISONED = 1, 2, 3, 6, 13, 70
+EXIT_DEMO, EXIT_PORT, EXIT_DECISION, EXIT_UNREADABLE, EXIT_POISONED = 1, 3, 6, 13, 70
 
 # Which errors are sentences, their exit code, and what to add where the error is a library's.
 _EXITS: Final[tuple[tuple[tuple[type[Exception], ...], int, str], ...]] = (
-    ((SettingsError, NotFoundError, BundleError), EXIT_USAGE, ""),
+    ((SettingsError, NotFoundError, BundleError, BadAgeError), EXIT_USAGE, ""),
     ((wiring.PortTakenError,), EXIT_PORT, ""),
     ((StartRefusedError,), StartRefusedError.exit_code, ""),
     ((UnreadableRecordError,), StartRefusedError.exit_code, ". Run sendonce doctor to see what else is damaged."),
@@ -59,18 +52,8 @@ _EXITS: Final[tuple[tuple[tuple[type[Exception], ...], int, str], ...]] = (
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__.splitlines()[0]
 )
-errors = Console(stderr=True, soft_wrap=True, highlight=False)
-# Piped, a line is a line, however long: it is grepped, not looked at.
-out = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 400)
+app.add_typer(deciding.app)
 
-StateDirOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--state-dir", help="Where the ledger is. Default: SENDONCE_STATE_DIR, else the platform's state folder."
-    ),
-]
-ConfigOption = Annotated[Path | None, typer.Option("--config", help="A TOML file; see config/example.toml.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="For programs: one JSON document on stdout.")]
 ProviderReceiptsOption = Annotated[
     Path | None,
     typer.Option(
@@ -78,7 +61,6 @@ ProviderReceiptsOption = Annotated[
         help="What the provider wrote down itself: one JSON object a request with method, path, body_blake3, complete.",
     ),
 ]
-ReasonOption = Annotated[str, typer.Option("--reason", help="Goes on record, word for word.")]
 
 
 def main() -> None:
@@ -95,7 +77,7 @@ def main() -> None:
         found = next(((exit_code, remedy) for kinds, exit_code, remedy in _EXITS if isinstance(error, kinds)), None)
         if found is not None:
             exit_code, remedy = found
-            _fail(f"{error}{remedy}", getattr(error, "exit_code", exit_code))
+            fail(f"{error}{remedy}", getattr(error, "exit_code", exit_code))
         if isinstance(error, typer.Abort):
             raise SystemExit(130) from None
         show = getattr(error, "format_message", None)  # click's usage errors; click itself is typer's business
@@ -103,12 +85,7 @@ def main() -> None:
             raise
         if not (sentence := show().replace("Value error, ", "")):  # the help was printed instead
             raise SystemExit(EXIT_USAGE) from None
-        _fail(sentence, EXIT_USAGE)
-    raise SystemExit(code)
-
-
-def _fail(sentence: str, code: int) -> NoReturn:
-    errors.print(f"sendonce: {sentence}", markup=False)
+        fail(sentence, EXIT_USAGE)
     raise SystemExit(code)
 
 
@@ -132,8 +109,13 @@ def options(
 def serve(
     config: ConfigOption = None,
     state_dir: StateDirOption = None,
-    host: Annotated[str | None, typer.Option(help="Loopback only, for now.")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Beyond loopback only with TLS or --behind-tls-proxy, and a caller token.")
+    ] = None,
     port: Annotated[int | None, typer.Option(help="Default 8787; 0 takes a free one and prints it.")] = None,
+    behind_tls_proxy: Annotated[
+        bool | None, typer.Option("--behind-tls-proxy", help="Something in front of --host terminates TLS.")
+    ] = None,
     upstream: Annotated[
         list[str] | None, typer.Option(help="NAME=BASE_URL, repeatable; BASE_URL without the version path.")
     ] = None,
@@ -143,17 +125,18 @@ def serve(
         "state_dir": state_dir,
         "host": host,
         "port": port,
+        "behind_tls_proxy": behind_tls_proxy,
         "upstreams": upstream_overrides(upstream or []) or None,
     }
     settings = load(config, overrides)
     sock = wiring.listen(settings.host, settings.port)
-    _run(wiring.serve(settings, sock, tables.announce))
+    run(wiring.serve(settings, sock, tables.announce))
 
 
 @app.command()
 def status(state_dir: StateDirOption = None, as_json: JsonOption = False) -> None:
     """Is it running, what is in flight, what is unresolved?"""
-    document = _run(inspection.status(_state_dir(state_dir)))
+    document = run(inspection.status(_state_dir(state_dir)))
     _show(document, tables.status, as_json=as_json)
 
 
@@ -166,7 +149,7 @@ def calls(
     limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many of the newest calls to look at.")] = 1000,
 ) -> None:
     """The newest calls, what each is, and what is safe next."""
-    found = _run(inspection.calls(_state_dir(state_dir), limit, Key(key) if key else None))
+    found = run(inspection.calls(_state_dir(state_dir), limit, Key(key) if key else None))
     rows = [row for row in found.rows if stage is None or row["stage"] == stage]
     _show(rows, tables.calls, as_json=as_json)
     if found.total > limit:
@@ -176,7 +159,7 @@ def calls(
 @app.command()
 def show(call: str, state_dir: StateDirOption = None, as_json: JsonOption = False) -> None:
     """One call: what was attempted, from which inputs, what failed, what is unresolved, what is safe next."""
-    document = _run(inspection.show(_state_dir(state_dir), CallId(call)))
+    document = run(inspection.show(_state_dir(state_dir), CallId(call)))
     _show(document, tables.detail, as_json=as_json)
 
 
@@ -184,7 +167,7 @@ def show(call: str, state_dir: StateDirOption = None, as_json: JsonOption = Fals
 def doctor(config: ConfigOption = None, state_dir: StateDirOption = None, as_json: JsonOption = False) -> None:
     """Check the installation, the configuration and the state dir; reads everything, changes nothing."""
     settings = load(config, {"state_dir": state_dir})
-    findings = _run(inspection.doctor(settings, wiring.state_dir_of(settings)))
+    findings = run(inspection.doctor(settings, wiring.state_dir_of(settings)))
     _show([finding.row() for finding in findings], tables.findings, as_json=as_json)
     raise typer.Exit(0 if all(finding.ok for finding in findings) else StartRefusedError.exit_code)
 
@@ -201,7 +184,7 @@ def export(
 ) -> None:
     """Write everything as plain files, for an auditor: python -m ledger.verifier DIRECTORY."""
     with tables.bodies_progress(errors) as progress:
-        made = _run(evidences.export(_state_dir(state_dir), directory, progress, provider_receipts, inspections))
+        made = run(evidences.export(_state_dir(state_dir), directory, progress, provider_receipts, inspections))
     document = {
         "directory": str(made.directory),
         "head": head_row(made.head),
@@ -227,80 +210,12 @@ def verify(
         signal.signal(signum, lambda number, _: sys.exit(128 + number))
     try:
         with tables.bodies_progress(errors) as progress:
-            report = _run(evidences.verify(paths, work_dir, progress, provider_receipts))
+            report = run(evidences.verify(paths, work_dir, progress, provider_receipts))
     except (UnreadableRecordError, sqlite3.DatabaseError) as error:
-        _fail(f"UNREADABLE. {str(error).removesuffix(RESTORE).rstrip('. ')}. {RESTORE}", EXIT_UNREADABLE)
+        fail(f"UNREADABLE. {str(error).removesuffix(RESTORE).rstrip('. ')}. {RESTORE}", EXIT_UNREADABLE)
     text = verifier.as_json(report) if as_json else verifier.render(report)
     sys.stdout.write(text + "\n")
     raise typer.Exit(report.exit_code)
-
-
-@app.command()
-def reconcile(
-    call: str,
-    *,
-    reason: ReasonOption,
-    served: Annotated[bool, typer.Option("--served", help="The provider served it; its answer is not kept.")] = False,
-    not_served: Annotated[
-        bool, typer.Option("--not-served", help="It did not: the next same request is sent.")
-    ] = False,
-    accept_duplicate: Annotated[
-        bool, typer.Option("--accept-duplicate", help="A second effect is acceptable.")
-    ] = False,
-    park: Annotated[bool, typer.Option("--park", help="Leave it alone: refused until another decision.")] = False,
-    succeeds: Annotated[int | None, typer.Option(help="The seq of the decision that this one replaces.")] = None,
-    by: Annotated[str | None, typer.Option(help="Who decides. Default: the user's login name.")] = None,
-    config: ConfigOption = None,
-    state_dir: StateDirOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Decide about a call whose effect is unknown. It is recorded with its reason; nothing is sent."""
-    flags: dict[Decision, bool] = {
-        "served": served,
-        "not_served": not_served,
-        "accept_duplicate": accept_duplicate,
-        "parked": park,
-    }
-    chosen = [decision for decision, given in flags.items() if given]
-    if len(chosen) != 1:
-        _fail("Name one of --served, --not-served, --accept-duplicate, --park.", EXIT_USAGE)
-    if not reason.strip():
-        _fail("--reason is empty. Say why, for whoever reads the record.", EXIT_USAGE)
-    (call + reason + (by or "")).encode()  # raises UnicodeError for what no record can hold
-    ruling = Ruling(chosen[0], reason, by or getpass.getuser(), succeeds)
-    sentence = _run(inspection.reconcile(load(config, {"state_dir": state_dir}), CallId(call), ruling))
-    if as_json:
-        _print_json({"call_id": call, "decision": ruling.decision, "sentence": sentence})
-    else:
-        out.print(sentence, markup=False)
-
-
-@app.command()
-def recover(
-    reason: ReasonOption,
-    accept_lost_tail: Annotated[
-        bool, typer.Option("--accept-lost-tail", help="The receipts know attempts the ledger lost.")
-    ] = False,
-    accept_copy: Annotated[
-        bool, typer.Option("--accept-copy", help="The ledger is a copy or a restored backup.")
-    ] = False,
-    config: ConfigOption = None,
-    state_dir: StateDirOption = None,
-) -> None:
-    """Put on record that the state dir may start although its witnesses disagree. What they prove becomes unknown."""
-    if accept_lost_tail == accept_copy:
-        _fail("Name one of --accept-lost-tail, --accept-copy.", EXIT_USAGE)
-    if not reason.strip():
-        _fail("--reason is empty. Say why, for whoever reads the record.", EXIT_USAGE)
-    settings = load(config, {"state_dir": state_dir})
-    acceptance = Acceptance("copy" if accept_copy else "lost_tail", reason)
-    recovered = _run(inspection.recover(settings, acceptance))
-    out.print(
-        f"Recorded in epoch {recovered.epoch}. {len(recovered.witnessed)} attempts were entered from their receipts and are "
-        "unknown; their requests are refused until you decide. They are listed by: "
-        f"sendonce status{command_options(wiring.state_dir_of(settings).root)}",
-        markup=False,
-    )
 
 
 @app.command()
@@ -314,7 +229,7 @@ def demo(
     """See it live: proxies are killed, started again and asked again, and the provider counts."""
     outcomes = demonstration.run(evidence, errors)
     if as_json:
-        _print_json(demonstration.document(outcomes))
+        print_json(demonstration.document(outcomes))
     else:
         demonstration.table(out, outcomes)
     raise typer.Exit(EXIT_DEMO if any(outcome.failures for outcome in outcomes) else 0)
@@ -324,16 +239,8 @@ def _state_dir(state_dir: Path | None) -> StateDir:
     return wiring.state_dir_of(load(None, {"state_dir": state_dir}))
 
 
-def _run(work: Coroutine[Any, Any, T]) -> T:
-    return uvloop.run(work)
-
-
 def _show(document: Any, table: Any, *, as_json: bool) -> None:
     if as_json:
-        _print_json(document)
+        print_json(document)
     else:
         table(out, document)
-
-
-def _print_json(document: Any) -> None:
-    sys.stdout.write(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode() + "\n")

@@ -3,6 +3,7 @@
 `control.sock`, 0600, in the state dir: whoever may open it may read the ledger anyway. Commands append, reads project.
 """
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,9 +12,11 @@ import orjson
 from aiohttp import web
 
 from ledger.errors import ConflictError, LedgerError
-from ledger.ids import CallId
-from ledger.operations import Append, Appended
+from ledger.events import BodyErased
+from ledger.ids import CallId, Digest
+from ledger.operations import Append, Appended, Entry, Erased, Erasure
 from ledger.reader import Reader
+from ledger.writer import Writer
 from proxy.reconcile.operator import OUTCOMES, DecisionRefusedError, Ruling, bundle
 from proxy.services import Services
 
@@ -29,12 +32,14 @@ class OwnerUnreachableError(Exception):
     """No living owner answers on the control socket."""
 
 
+class StagingError(Exception):
+    """A large body is being stored: chunks that nothing refers to yet may be its own. Nothing was swept; ask again."""
+
+
 def application(services: Services) -> web.Application:
     async def alive(_: web.Request) -> web.Response:
         calls = [flight.call for flight in services.registry.flights]
-        return _json(
-            {"epoch": services.epoch, "alive": calls, "admitting": not services.poisoned and not services.draining}
-        )
+        return _json({"epoch": services.epoch, "alive": calls, "admitting": services.admits})
 
     async def reconcile(request: web.Request) -> web.Response:
         asked = await request.json()
@@ -52,9 +57,59 @@ def application(services: Services) -> web.Application:
             return _json({"refused": str(refused)}, status=409)
         return _json({"decided": sentence})
 
+    async def prune(request: web.Request) -> web.Response:
+        try:
+            return _json(asdict(await erase(services.writer, _erasing(await request.json()))))
+        except StagingError:
+            return _json({"staging": services.writer.staging}, status=409)
+        except ConflictError as conflict:
+            return _json({"conflict": str(conflict)}, status=409)
+        except LedgerError as refused:
+            return _json({"refused": str(refused)}, status=409)
+
     app = web.Application()
-    app.add_routes([web.get("/alive", alive), web.post("/reconcile", reconcile)])
+    app.add_routes([web.get("/alive", alive), web.post("/reconcile", reconcile), web.post("/prune", prune)])
     return app
+
+
+async def erase(writer: Writer, op: Append) -> Erased:
+    """One page of tombstones or one batch of chunks. Raises StagingError, and what `Writer.append` raises.
+
+    No chunk of a body that is being staged can go: that none is staged is seen, and the batch handed to the writer, in
+    one turn of the event loop. A staging that begins later inserts each of its chunks (INSERT OR IGNORE) in operations
+    behind this one; one that ended has its event in front of this one, and what that names is spared (`named_since`).
+    """
+    if op.erasure is not None and op.erasure.chunks and writer.staging:
+        raise StagingError
+    return (await writer.append(op)).erased or Erased()
+
+
+async def ask_to_erase(socket: Path, op: Append) -> Erased:
+    """From another process. Raises OwnerUnreachableError, OwnerSilentError, and what `erase` raises."""
+    assert op.erasure is not None
+    asked = {
+        "tombstones": [{"call": entry.call, **asdict(entry.event)} for entry in op.entries],
+        "counted_through": op.erasure.counted_through,
+        "bodies": op.erasure.bodies,
+        "chunks": [chunk.hex() for chunk in op.erasure.chunks],
+    }
+    _, answer = await ask_owner(socket, "POST", "/prune", asked)
+    if "staging" in answer:
+        raise StagingError
+    if "conflict" in answer:
+        raise ConflictError(answer["conflict"])
+    if "refused" in answer:
+        raise DecisionRefusedError(answer["refused"])
+    return Erased(**answer)
+
+
+def _erasing(asked: dict[str, Any]) -> Append:
+    entries = tuple(
+        Entry(CallId(one["call"]), None, BodyErased(Digest(one["digest"]), one["which"], one["why"], one["by"]))
+        for one in asked["tombstones"]
+    )
+    chunks = tuple(bytes.fromhex(chunk) for chunk in asked["chunks"])
+    return Append(entries, erasure=Erasure(asked["counted_through"], tuple(map(Digest, asked["bodies"])), chunks))
 
 
 async def decide(reader: Reader, append: Any, call_id: CallId, ruling: Ruling, *, alive: bool) -> str:

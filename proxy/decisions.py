@@ -7,7 +7,7 @@ from typing import Any, Literal
 from ledger.calls import CallState
 from ledger.events import Authority, WhyNew
 from ledger.ids import CallId, Digest
-from proxy.refusals import Code
+from proxy.codes import Code
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,10 @@ from ledger.events import (
 from ledger.failpoints import passed
 from ledger.ids import Head, attempt_id
 from ledger.operations import Append, Entry, Expect, Receipt
+from ledger.reserve import Reserve
 from ledger.writer import Writer
 from proxy import endings, manifest, refusals
+from proxy.codes import Code
 from proxy.codings import UndecodableError, decoder
 from proxy.decisions import Forward, Policy
 from proxy.dialects.base import TerminalEvidence, header_ids, is_event_stream
@@ -40,7 +42,7 @@ from proxy.liveness import Flight
 from proxy.manifest import CallRequest, as_pairs, injected, reason_recorded
 from proxy.outbound import Outbound
 from proxy.preserve import Preserver
-from proxy.refusals import Code, OwnAnswer
+from proxy.refusals import OwnAnswer
 from proxy.sse import DecodedEventHold, EventHold, Hold, LastByteHold, no_items
 from proxy.upstream import Answer, AttemptFailed
 from proxy.views import instant
@@ -71,10 +73,12 @@ class Forwarder:
         outbound: Outbound,
         preserver: Preserver,
         interpreter: Interpreter,
+        reserve: Reserve,
         command_options: str,
     ) -> None:
         self._epoch, self._writer, self._outbound = epoch, writer, outbound
-        self._preserver, self._interpreter, self._command_options = preserver, interpreter, command_options
+        self._preserver, self._interpreter, self._reserve = preserver, interpreter, reserve
+        self._command_options = command_options
 
     async def forward(self, flight: Flight, plan: Forward, head: Head | None, policy: Policy) -> None:
         """Never raises what the provider or the network did: that is recorded. Raises PoisonedError and what is fatal."""
@@ -139,6 +143,7 @@ class Forwarder:
             passed("after-head")
             async with aclosing(answer.body()) as pieces:
                 async for data in pieces:
+                    self._reserve.look()  # what is in flight has the last room on the disk
                     releases = attempt.hold.feed(data)
                     flight.recording.append(data, releases)
                     if attempt.hold.sync_to > releases:

@@ -1,5 +1,6 @@
 """The front door: what is answered before, or instead of, a decision. Guard, routing, own endpoints, body, safe requests."""
 
+import hmac
 from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
@@ -8,11 +9,12 @@ from typing import Final
 from aiohttp import web
 
 from proxy import keys, refusals
+from proxy.codes import Code
 from proxy.endpoints import EndpointClass, classify
-from proxy.headers import RawHeaders, as_text, end_to_end
+from proxy.headers import RawHeaders, as_text, end_to_end, find
 from proxy.inflight import Head
 from proxy.manifest import CallRequest, Route
-from proxy.refusals import Code, Column, OwnAnswer
+from proxy.refusals import Column, OwnAnswer
 from proxy.request_body import Memory, RequestBody
 from proxy.server import BodyBroke, BodyTooLarge, WireResponse, answer, read_body
 from proxy.services import Services
@@ -20,6 +22,7 @@ from proxy.target import target_fault
 from proxy.upstream import Answer, AttemptFailed
 
 OWN_PREFIX: Final = "/_sendonce/"
+HEALTH: Final = OWN_PREFIX + "health"
 REFUSED: Final = (b"Sendonce-Disposition", b"refused")
 
 
@@ -60,6 +63,7 @@ class FrontDoor:
         version = (request.version.major, request.version.minor)
         if (fault := target_fault(method, target, version, headers)) is not None:
             raise DoorAnswer(Code(fault.code), fault.sentence, close=True)
+        self._check_token(target, headers)
         if target.startswith(OWN_PREFIX):
             return await self._own_endpoint(request, target)
         route = self._route(target)
@@ -73,6 +77,14 @@ class FrontDoor:
         if endpoint_class is EndpointClass.SAFE:
             return await self._pass_through(request, route, body)
         return Entered(route, endpoint_class, method, headers, body, explicit)
+
+    def _check_token(self, target: str, headers: RawHeaders) -> None:
+        """Whoever reaches the port could spend the money of keys that clients leave here; health is nobody's secret."""
+        expected = self._settings.caller_token
+        if expected is None or target == HEALTH:
+            return
+        if not hmac.compare_digest(find(headers, b"sendonce-token") or b"", expected.get_secret_value().encode()):
+            raise DoorAnswer(Code.TOKEN_REQUIRED, close=True)
 
     @contextmanager
     def admitted(self, asked: CallRequest) -> Iterator[None]:
@@ -126,9 +138,15 @@ class FrontDoor:
 
     async def _own_endpoint(self, request: web.BaseRequest, target: str) -> WireResponse:
         services = self._services
-        if target == OWN_PREFIX + "health":
-            admits = not services.poisoned and not services.draining
-            state = "admitting" if admits else "cannot_record" if services.poisoned else "draining"
+        if target == HEALTH:
+            admits = services.admits
+            state = (
+                "admitting"
+                if admits
+                else "draining"
+                if services.draining and not services.poisoned
+                else "cannot_record"
+            )
             body = b'{"status":"%b","epoch":%d}' % (state.encode(), services.epoch)
             return await _plain(request, 200 if admits else 503, b"application/json", body)
         if target == OWN_PREFIX + "metrics":

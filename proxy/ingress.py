@@ -17,6 +17,8 @@ from ledger.spool import Spool
 from ledger.stages import Effect
 from proxy import clock, manifest, refusals
 from proxy.admission import decide
+from proxy.codes import Code
+from proxy.connections import descriptor_share
 from proxy.decisions import Attach, Forward, Now, Policy, Refuse, Replay, Wait
 from proxy.dialects.base import is_event_stream
 from proxy.endpoints import EndpointClass, classify
@@ -27,9 +29,8 @@ from proxy.interpreter import dialect_of
 from proxy.keys import KeyFault, explicit_key
 from proxy.liveness import Claimant, Flight
 from proxy.manifest import CallRequest
-from proxy.refusals import Code
 from proxy.replayer import replay
-from proxy.server import WireResponse, answer, descriptor_share, relay
+from proxy.server import WireResponse, answer, relay
 from proxy.services import Services
 from proxy.views import since_of
 
@@ -154,6 +155,9 @@ class Ingress:
         turn: AsyncExitStack,
     ) -> WireResponse:
         """Raises ConflictError when another append was first. The flight is alive before its admission is queued."""
+        if not self._services.reserve.look():
+            self._door.owe(asked)
+            raise DoorAnswer(Code.CANNOT_RECORD, route=asked.route)
         waits_in_vain = self._services.outbound.turns(asked.route.name).is_full
         if waits_in_vain or len(self._services.registry.flights) >= self._flights_limit:
             raise self._overloaded(asked)

@@ -267,9 +267,9 @@ async def _ledger(state_dir: StateDir) -> Finding:
 
 
 async def _bodies(state_dir: StateDir) -> Finding:
-    """Every kept body, chunk by chunk, against its digest."""
+    """Every kept body, chunk by chunk, against its digest; of one moment, since a prune may run beside it."""
     try:
-        async with open_reader(state_dir.ledger) as reader:
+        async with open_reader(state_dir.ledger) as reader, reader.snapshot():
             digests = await reader.bodies()
             for digest, _ in digests:
                 async with aclosing(reader.body(digest)) as pieces:

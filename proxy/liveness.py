@@ -17,10 +17,10 @@ from ledger.events import DeliveredHow
 from ledger.ids import CallId, Key, Scope
 from ledger.ladder import IN_FLIGHT
 from ledger.spool import Spool
+from proxy.connections import still_open, unacknowledged_bytes
 from proxy.decisions import Live
 from proxy.inflight import Recording
 from proxy.manifest import CallRequest
-from proxy.server import still_open, unacknowledged_bytes
 
 OWED_LIMIT: Final = 65_536  # keys; a storm of refused first tries must not grow the process
 GIVE_UP_AGAIN_S: Final = 1  # a durable step takes milliseconds

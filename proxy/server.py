@@ -1,42 +1,17 @@
-"""The inbound side: aiohttp's low-level server as a parser and a connection; every byte of an answer is written here.
-
-Also what the kernel knows of a connection (`still_open`, `unacknowledged_bytes`), which the event loop learns later or never.
-"""
+"""The inbound side of one request: its body comes in here, and every byte of its answer is written here."""
 
 import asyncio
-import fcntl
-import resource
-import select
-import sys
-import termios
-from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Any, Final
 
-from aiohttp import http_parser, web
+from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
-from proxy import refusals
+from proxy.connections import has_more_to_read
 from proxy.headers import RawHeaders, end_to_end, find
 from proxy.inflight import Head, Recording, State
-from proxy.refusals import Code, Column, OwnAnswer
+from proxy.refusals import OwnAnswer
 from proxy.request_body import RequestBody
-
-KNOBS: Final[dict[str, Any]] = {
-    "auto_decompress": False,  # the provider gets the client's bytes
-    "keepalive_timeout": 75.0,  # the default is an hour; above the keep-alive of common client pools
-    "lingering_time": 2.0,  # how long an unread request body is drained after an early answer
-    "max_line_size": 16_384,
-    "max_field_size": 65_536,
-    "max_headers": 256,
-    "access_log": None,
-}
-
-_PEER_GONE: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
-DESCRIPTORS_A_CALL: Final = 5  # the client's socket, the upstream's, two of the spool, one idle in the upstream's pool
-DESCRIPTORS_RESERVED: Final = 64  # ledger, receipts, log, listeners, the command line's questions
-_SIOCOUTQ: Final = 0x5411  # Linux: bytes in the send queue that the peer has not acknowledged
 
 
 class BodyTooLarge(Exception):  # noqa: N818 - an outcome of the client's, not an error of ours
@@ -49,61 +24,6 @@ class BodyBroke(Exception):  # noqa: N818 - as above
     def __init__(self, sentence: str) -> None:
         super().__init__(sentence)
         self.sentence = sentence
-
-
-def assert_c_parser() -> None:
-    """The pure-Python parser is laxer (research/reliability.md section 0.7): refuse to start with it."""
-    for parser in (http_parser.HttpRequestParser, http_parser.HttpResponseParser):
-        if parser.__module__ != "aiohttp._http_parser":
-            raise RuntimeError(
-                f"{parser.__qualname__} is not aiohttp's C parser. "
-                "Install an aiohttp wheel with extensions and unset AIOHTTP_NO_EXTENSIONS."
-            )
-
-
-def still_open(transport: asyncio.BaseTransport | None) -> bool:
-    """Asks the kernel, not the loop: False as soon as the peer's FIN or RST is in, even behind unread bytes.
-
-    A FIN that waits behind the peer's own unsent bytes cannot be seen (`duplicate_settle_ms`). poll() rather than a peek: it
-    sees a FIN behind a pipelined request and does not consume a pending error. Without POLLRDHUP (not Linux) it sees only RST.
-    """
-    if transport is None or transport.is_closing():  # first: uvloop keeps the number of a closed descriptor
-        return False
-    sock = transport.get_extra_info("socket")
-    if sock is None or (fd := sock.fileno()) < 0:
-        return False
-    poll = select.poll()
-    poll.register(fd, _PEER_GONE)
-    return not any(event & (_PEER_GONE | select.POLLNVAL) for _, event in poll.poll(0))
-
-
-def unacknowledged_bytes(transport: asyncio.Transport | None) -> int | None:
-    """Bytes written to this connection that the peer's kernel has not acknowledged: 0 means delivered to its host.
-
-    Right also within `connection_lost`, where the descriptor is still open. None where it cannot be known: the descriptor is
-    closed, or this is not Linux.
-    """
-    if transport is None or not sys.platform.startswith("linux"):
-        return None
-    sock = transport.get_extra_info("socket")
-    if sock is None or (fd := sock.fileno()) < 0:
-        return None
-    try:
-        queued = int.from_bytes(fcntl.ioctl(fd, _SIOCOUTQ, bytes(4)), sys.byteorder)
-    except OSError:
-        return None
-    return queued + transport.get_write_buffer_size()
-
-
-def has_more_to_read(request: web.BaseRequest) -> bool:
-    """Has the client sent something after this request already (pipelining)?"""
-    connection, transport = request.protocol, request.transport
-    if isinstance(connection, DataConnection) and connection.has_queued:
-        return True
-    sock = transport.get_extra_info("socket") if transport is not None and not transport.is_closing() else None
-    if sock is None or (fd := sock.fileno()) < 0:
-        return False
-    return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder) > 0
 
 
 async def read_body(request: web.BaseRequest, body: RequestBody, *, limit_bytes: int, idle_timeout_s: float) -> None:
@@ -250,66 +170,3 @@ async def _write_whole(
     )
     await response.send(own.body)
     await response.end()
-
-
-def _one_too_many() -> bytes:
-    own = refusals.render(Code.OVERLOADED, Column.OTHERS)
-    head = [b"HTTP/1.1 503 Service Unavailable", b"Connection: close", *(b": ".join(pair) for pair in own.headers)]
-    return b"\r\n".join(head) + b"\r\n\r\n" + own.body
-
-
-class DataConnection(web.RequestHandler):
-    """One connection. What aiohttp's parser refuses gets the refusal body of every bad request, and no traceback in a log."""
-
-    @property
-    def has_queued(self) -> bool:
-        """Requests that were read while an earlier one was being answered. (aiohttp keeps them privately.)"""
-        return bool(self._messages)
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = HTTPStatus.INTERNAL_SERVER_ERROR,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        if status >= HTTPStatus.INTERNAL_SERVER_ERROR or request.writer.output_size > 0:
-            return super().handle_error(request, status, exc, message)
-        text = "The request is not HTTP/1.1 as this proxy reads it, or its head is too large. Send it well-formed."
-        refused = refusals.render(Code.BAD_FRAMING, Column.OTHERS, text)
-        response = web.Response(status=refused.status, body=refused.body, content_type="application/json")
-        response.headers.update({"x-should-retry": "false", "Sendonce-Disposition": "refused"})
-        response.force_close()
-        return response
-
-
-def descriptor_share() -> int:
-    """How many connections, and how many calls in flight, this process's descriptors allow."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(1, (limit - DESCRIPTORS_RESERVED) // DESCRIPTORS_A_CALL)
-
-
-class DataServer(web.Server):
-    """aiohttp's low-level server that bounds its connections, and tells when one is gone, and how."""
-
-    def __init__(self, handler: Any, on_lost: Callable[[asyncio.Transport, BaseException | None], None]) -> None:
-        super().__init__(handler, **KNOBS)
-        self._on_lost, self._limit = on_lost, descriptor_share()
-        self._transports: dict[web.RequestHandler, asyncio.Transport] = {}
-
-    def __call__(self) -> web.RequestHandler:
-        return DataConnection(self, loop=self._loop, **KNOBS)
-
-    def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
-        super().connection_made(handler, transport)
-        if len(self._transports) >= self._limit:
-            transport.write(_one_too_many())
-            transport.close()
-            return
-        self._transports[handler] = transport
-
-    def connection_lost(self, handler: Any, exc: BaseException | None = None) -> None:
-        """Called while the descriptor is still open, so that the kernel can be asked what was acknowledged."""
-        if (transport := self._transports.pop(handler, None)) is not None:
-            self._on_lost(transport, exc)
-        super().connection_lost(handler, exc)

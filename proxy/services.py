@@ -8,6 +8,7 @@ from typing import Any
 from ledger.epochs import StateDir
 from ledger.errors import PoisonedError
 from ledger.reader import Reader
+from ledger.reserve import Reserve
 from ledger.writer import Writer
 from proxy.activity import Activity
 from proxy.forwarder import Forwarder
@@ -32,10 +33,16 @@ class Services:
     forwarder: Forwarder
     interpreter: Interpreter
     activity: Activity
+    reserve: Reserve
     fatal: "asyncio.Future[BaseException]"
     command_options: str  # what a command printed for this proxy's user must end with
     draining: bool = False
     _tasks: set["asyncio.Task[None]"] = field(default_factory=set)
+
+    @property
+    def admits(self) -> bool:
+        """Asks the disk too."""
+        return not self.poisoned and not self.draining and self.reserve.look()
 
     @property
     def poisoned(self) -> bool:

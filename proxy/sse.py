@@ -17,6 +17,7 @@ UNDECIDED_LIMIT_BYTES: Final = 64 * 1024  # an event this long is judged by its 
 # Atomic groups: the \r\n of one line end must not be read as two line ends.
 _BLANK_LINE: Final = re.compile(rb"(?>\r\n|\r|\n)(?>\r\n|\r|\n)")
 _LINE_END: Final = re.compile(rb"\r\n|\r|\n")
+_LINE_ENDS: Final = b"\r\n"
 _OVERLAP_BYTES: Final = 3  # a blank line of at most four bytes may be split at any of them
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
@@ -86,10 +87,8 @@ class EventHold:
         self._released, self._syncs = max(self._released, self.sync_to), False
         if self.held or not data:
             return self._released
-        if data.strip(b"\r\n") and not self._is_item:
-            self._release(
-                self._event_at
-            )  # more than the rest of a line end: a long event before was not the end of the body
+        if data.strip(_LINE_ENDS) and not self._is_item:
+            self._release(self._event_at)  # something follows: a long event before was not the end of the body
         self._event += data
         while blank := _BLANK_LINE.search(self._event, self._searched):
             if not self._long and self._holds(blank.end(), is_whole=True):
@@ -105,7 +104,7 @@ class EventHold:
         return self._released
 
     def _holds(self, size: int, *, is_whole: bool) -> bool:
-        event = bytes(self._event[:size].lstrip(b"\r\n"))
+        event = bytes(self._event[:size].lstrip(_LINE_ENDS))
         item = self._item(event)
         if self._terminal(event):
             self.held, self.terminal_seen = True, is_whole

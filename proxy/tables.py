@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
-from rich.progress import Progress
+from rich.filesize import decimal
+from rich.progress import Progress, TaskID
 from rich.table import Table
 from rich.text import Text
 
@@ -22,7 +23,8 @@ UNRESOLVED_SHOWN: Final = 10  # a screen's worth
 def announce(services: Services, sock: socket.socket) -> None:
     """Where it listens, where it records, and the line to set in each SDK."""
     host, port = sock.getsockname()[:2]
-    base = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    scheme = "http" if services.settings.tls_cert is None else "https"
+    base = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
     print(f"sendonce listens on {base}, epoch {services.epoch}")
     print(f"state dir {services.state_dir.root}")
     print(f"  OPENAI_BASE_URL={base}/openai/v1")
@@ -49,7 +51,8 @@ def calls(console: Console, rows: list[dict[str, Any]]) -> None:
         table.add_column(heading, no_wrap=True, overflow="ellipsis" if heading == "model" else "ignore")
     for row in rows:
         style = "red" if row["duplicate_effect_risk"] else None
-        cells = (Text(str(row[field] or "")[:40]) for _, field in columns)  # a model's name may look like markup
+        shown = row | {"stage": f"{row['stage']} (erased)"} if row["erased"] else row
+        cells = (Text(str(shown[field] or "")[:40]) for _, field in columns)  # a model's name may look like markup
         table.add_row(*cells, style=style)
     console.print(table if rows else "No calls.")
 
@@ -60,6 +63,46 @@ def bodies_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("bodies", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def steps_progress(console: Console) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar for each step of a long command, as they come; nothing where stderr is no terminal."""
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def step(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=None)
+            bar.update(tasks[what], completed=done, total=total)
+
+        yield step
+
+
+def pruned(console: Console, document: dict[str, Any]) -> None:
+    """What was done, in sentences that stay true in a dry run."""
+    would = "would be" if document["dry_run"] else "were"
+    through = document["completed_through"]
+    console.print(
+        f"{document['calls']} calls completed through {through}: {document['bodies']} bodies "
+        f"({decimal(document['body_bytes'])}) {would} erased. Their keys, digests and events stay.",
+        markup=False,
+    )
+    if shared := document["kept_elsewhere"]:
+        console.print(f"{shared} bodies are kept by other calls too: erased for these, their bytes stay for those.")
+    console.print(
+        f"{document['chunks']} chunks ({decimal(document['chunk_bytes'])} in the file) {would} freed. The file does not shrink: "
+        f"its free pages, {decimal(document['free_bytes'])} now, are used again."
+    )
+    if document["skipped"]:
+        console.print(
+            f"{document['skipped']} calls as old keep their bodies, which are their evidence: they are not completed, or it is "
+            f"not proven whether they were billed. The oldest is of {document['oldest_skipped_at']}: "
+            f"sendonce show {document['oldest_skipped']}{command_options(Path(document['state_dir']))}",
+            markup=False,
+        )
+    if document["left"]:
+        console.print(document["left"], style="red")
 
 
 def exported(console: Console, document: dict[str, Any]) -> None:
@@ -107,9 +150,12 @@ def detail(console: Console, document: dict[str, Any]) -> None:
     for decision in document["decisions"]:
         words = f"{decision['decision']} by {decision['authority']['name']} at {decision['at']}: {decision['reason']}"
         _say(console, f"decision {decision['seq']}", words)
+    for erasure in document["erasures"]:
+        words = f"{erasure['digest']}, by {erasure['by']} at {erasure['at']}: {erasure['why']}"
+        _say(console, f"erased {erasure['which']}", words)
     for event in document["events"]:
         _say(console, str(event["seq"]), f"{event['at']}  {event['kind']}")
-    if document["next_operation"] == "reconcile_effect" or document["stage"] == "closed":
+    if document["next_operation"] == "reconcile_effect" or (document["stage"] == "closed" and not document["erased"]):
         succeeds = f" --succeeds {document['decisions'][-1]['seq']}" if document["decisions"] else ""
         command = f"sendonce reconcile {document['call_id']}{options}{succeeds}"
         _say(console, "next", f'{command} --reason "…" --park  # or --served, --not-served, --accept-duplicate')

@@ -21,9 +21,9 @@ from aiohttp.http_writer import StreamWriter
 from yarl import URL
 
 from ledger.failpoints import passed
+from proxy.connections import still_open
 from proxy.headers import RawHeaders, as_text, end_to_end, find, media_type
 from proxy.request_body import PIECE_BYTES, RequestBody
-from proxy.server import still_open
 
 UNCLEAN_LIMIT: Final = (
     32  # connections in one send: a pool may hold that many dead ones, a peer that hangs up goes on for ever

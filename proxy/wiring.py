@@ -20,16 +20,17 @@ from ledger.ids import CallId
 from ledger.operations import Append, Entry
 from ledger.reader import open_reader
 from ledger.recovery import Acceptance, Fresh, Recovered, open_epoch
+from ledger.reserve import Reserve
 from ledger.writer import Writer
 from proxy import clock, control
 from proxy.activity import Activity
+from proxy.connections import DataServer, assert_c_parser
 from proxy.forwarder import Forwarder
 from proxy.ingress import Ingress
 from proxy.interpreter import Interpreter, judge_salvaged
 from proxy.liveness import Registry
 from proxy.outbound import Outbound
 from proxy.preserve import Preserver
-from proxy.server import DataServer, assert_c_parser
 from proxy.services import Services
 from proxy.settings import Settings, command_options
 
@@ -88,8 +89,10 @@ async def serve(settings: Settings, sock: socket.socket, announce: Callable[[Ser
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stop_or_hurry)
     async with running(settings, state_dir, lock, recover(settings, state_dir)) as services:
-        server = DataServer(Ingress(services), services.registry.connection_lost)
-        listener = await asyncio.get_running_loop().create_server(server, sock=sock, backlog=BACKLOG)
+        server = DataServer(Ingress(services), services.registry.connection_lost, settings.timeouts.client_header_s)
+        listener = await asyncio.get_running_loop().create_server(
+            server, sock=sock, backlog=BACKLOG, ssl=settings.tls()
+        )
         runner = web.AppRunner(control.application(services), access_log=None)
         await runner.setup()
         state_dir.control_socket.unlink(missing_ok=True)
@@ -98,7 +101,6 @@ async def serve(settings: Settings, sock: socket.socket, announce: Callable[[Ser
         announce(services, sock)
         await _until(stop, services)
         services.draining = True
-        services.activity.admitting.set(0)
         listener.close()
         if not services.poisoned:
             await drain(services, settings.timeouts.stop_s, hurry)
@@ -113,7 +115,8 @@ async def running(settings: Settings, state_dir: StateDir, lock: Lock, recovered
     """Everything but the sockets: parts wired, calls that need no provider finished. Raises PoisonedError, also at its end."""
     loop = asyncio.get_running_loop()
     async with AsyncExitStack() as stack:
-        writer = Writer(recovered.store, recovered.receipts, state_dir.wal, clock.now_ms)
+        reserve = Reserve(state_dir.reserve, settings.limits.disk_reserve_bytes)
+        writer = Writer(recovered.store, recovered.receipts, state_dir.wal, clock.now_ms, reserve.look)
         reader = await stack.enter_async_context(open_reader(state_dir.ledger))
         outbound = Outbound(settings.upstreams, settings.timeouts)
         stack.push_async_callback(outbound.close)
@@ -137,15 +140,16 @@ async def running(settings: Settings, state_dir: StateDir, lock: Lock, recovered
             reader=reader,
             registry=registry,
             outbound=outbound,
-            forwarder=Forwarder(recovered.epoch, writer, outbound, preserver, interpreter, options),
+            forwarder=Forwarder(recovered.epoch, writer, outbound, preserver, interpreter, reserve, options),
             interpreter=interpreter,
             activity=activity,
+            reserve=reserve,
             fatal=loop.create_future(),
             command_options=options,
         )
         activity.in_flight.set_function(lambda: len(registry.flights))
         activity.epoch.set(recovered.epoch)
-        activity.admitting.set(1)
+        activity.admitting.set_function(lambda: services.admits)
         try:
             for state in recovered.unfinished:
                 await interpreter.finish(state.call)

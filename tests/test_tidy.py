@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ledger.events import KINDS
-from proxy.refusals import Code
+from proxy.codes import Code
 from proxy.settings import builtin_upstreams, load
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -4,9 +4,7 @@ Runs under uvloop, the loop that is shipped.
 """
 
 import asyncio
-import os
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,15 +14,16 @@ from aiohttp import web
 
 from ledger.spool import Spool
 from proxy import server as inbound
+from proxy.connections import assert_c_parser
 from proxy.inflight import Head, Recording, State
 from proxy.refusals import OwnAnswer
-from proxy.server import WireResponse, answer, read_body, relay, still_open, unacknowledged_bytes
+from proxy.server import WireResponse, answer, read_body, relay
+from tests.harness.inbound import Connect, connections
 from tests.harness.request_bodies import body_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Overriding the .event_loop_policy:DeprecationWarning")
 GET = b"GET /x HTTP/1.1\r\nHost: h\r\n\r\n"
 EXTRA = ((b"Sendonce-Disposition", b"forwarded"),)
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 @pytest.fixture
@@ -33,42 +32,10 @@ def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
     return policy
 
 
-@dataclass
-class Client:
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-
-    async def ask(self, data: bytes, until: bytes) -> bytes:
-        self.writer.write(data)
-        return await self.reader.readuntil(until)
-
-    async def rest(self) -> bytes:
-        """All that comes until the server closes."""
-        return await self.reader.read()
-
-
-Connect = Callable[[Handler], Awaitable[Client]]
-
-
 @pytest.fixture
 async def connect() -> AsyncIterator[Connect]:
-    """Serves a handler and gives a client that is connected to it."""
-    servers: list[tuple[web.Server, asyncio.Server]] = []
-    clients: list[Client] = []
-
-    async def serve(handler: Handler) -> Client:
-        server = web.Server(handler, **inbound.KNOBS)
-        listener = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
-        servers.append((server, listener))
-        clients.append(Client(*await asyncio.open_connection(*listener.sockets[0].getsockname()[:2], limit=2**25)))
-        return clients[-1]
-
-    yield serve
-    for client in clients:
-        client.writer.transport.abort()
-    for server, listener in servers:
-        listener.close()
-        await server.shutdown(0.1)
+    async with connections() as serve:
+        yield serve
 
 
 @pytest.fixture
@@ -109,7 +76,7 @@ def head(length: int | None, *, status: int = 200, bodyless: bool = False, reaso
 
 def test_c_parser_is_in_use() -> None:
     """The lax pure-Python parser must not serve."""
-    inbound.assert_c_parser()
+    assert_c_parser()
 
 
 async def test_relay_holds_the_end_and_adds_nothing(connect: Connect, relayed: Relayed) -> None:
@@ -302,50 +269,3 @@ async def test_head_request_gets_no_body_of_an_own_answer(connect: Connect) -> N
     got = await client.ask(GET.replace(b"GET", b"HEAD"), b"\r\n\r\n")
     assert b"Content-Length: 4\r\n" in got
     assert (await client.ask(GET, b"body")).startswith(b"HTTP/1.1 400")
-
-
-@pytest.mark.parametrize("end", ["fin", "fin behind bytes"])
-async def test_still_open_sees_an_end_before_the_loop_does(connect: Connect, end: str) -> None:
-    """Within one turn of the loop: the peer ends, the kernel knows, the transport does not."""
-    seen: list[bool] = []
-    client: Client
-
-    async def handler(request: web.BaseRequest) -> web.StreamResponse:
-        transport = request.transport
-        assert transport is not None
-        seen.append(still_open(transport))
-        with socket.socket(fileno=os.dup(client.writer.get_extra_info("socket").fileno())) as twin:
-            if end == "fin behind bytes":
-                twin.sendall(b"GET /junk HT")
-            twin.shutdown(socket.SHUT_WR)
-        seen.extend([still_open(transport), transport.is_closing()])
-        return await answer(request, OwnAnswer(200, (), b""))
-
-    client = await connect(handler)
-    client.writer.write(GET)
-    await client.rest()
-    assert seen == [True, False, False]
-
-
-async def test_unacknowledged_bytes_count_what_the_peer_has_not_taken(connect: Connect) -> None:
-    """A peer that reads nothing leaves bytes unacknowledged; one that has read all leaves none."""
-    transports: list[asyncio.Transport] = []
-
-    async def handler(request: web.BaseRequest) -> web.StreamResponse:
-        assert request.transport is not None
-        transports.append(request.transport)
-        return await answer(request, OwnAnswer(200, (), b"x" * 20_000_000 + b"END"))
-
-    client = await connect(handler)
-    client.writer.write(GET)
-    client.writer.transport.pause_reading()  # type: ignore[attr-defined]  # it reads and writes
-    while not transports:
-        await asyncio.sleep(0)
-    await asyncio.to_thread(int)
-    assert (unacknowledged_bytes(transports[0]) or 0) > 1_000_000
-    client.writer.transport.resume_reading()  # type: ignore[attr-defined]
-    while not (await client.reader.read(1 << 20)).endswith(b"END"):
-        pass
-    while unacknowledged_bytes(transports[0]):
-        await asyncio.sleep(0)
-    assert unacknowledged_bytes(transports[0]) == 0

@@ -51,6 +51,7 @@ LEFT_BY_JSON: Final = {
 # How many pieces a stream comes in is the network's choice anew in each run, so the last one may never be killed at.
 LEFT_BY_STREAM: Final = LEFT_BY_JSON | {"mid-stream": "effect_happened( effect_happened)*( completed)*"}
 AT_START: Final = ("recovery-before-epoch", "recovery-after-epoch")
+AT_PRUNE: Final = ("prune-erased", "prune-swept")  # killed at in tests/contract/test_prune.py
 
 # Stage before the request came again -> disposition, code, is it sent. Derived keys; see `expected`.
 TABLE: Final = {
@@ -177,5 +178,5 @@ def points_in_source() -> set[str]:
 def test_every_failpoint_of_the_source_is_killed_at_and_documented() -> None:
     """A point that is missing here would be a crash nobody has looked at."""
     documented = re.findall(r"^\| `([a-z-]+)` \|", (ROOT / "docs" / "failpoints.md").read_text(), re.MULTILINE)
-    assert {*LEFT_BY_JSON, *AT_START} == points_in_source() == set(documented)
+    assert {*LEFT_BY_JSON, *AT_START, *AT_PRUNE} == points_in_source() == set(documented)
     assert len(documented) == len(set(documented))

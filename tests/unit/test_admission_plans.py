@@ -8,7 +8,7 @@ import pytest
 from ledger.events import CallDelivered
 from ledger.stages import Effect
 from proxy.admission import Ask, Forward, Live, Now, Policy, Refuse, decide
-from proxy.refusals import Code
+from proxy.codes import Code
 from tests.harness.histories import STARTED, Past, Step, completed
 from tests.harness.ledgers import DIGEST, NOW_MS, call_id
 

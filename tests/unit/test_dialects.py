@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from ledger.stages import Effect
 from proxy.dialects.anthropic_messages import AnthropicMessages
 from proxy.dialects.base import Dialect, Outcome, Reading, RequestFacts, TerminalEvidence
+from proxy.dialects.gemini import Gemini
 from proxy.dialects.generic import Generic
 from proxy.dialects.openai_chat import OpenAIChat
-from proxy.dialects.registry import select
+from proxy.dialects.openai_responses import OpenAIResponses
 from proxy.effects import UpstreamTraits
-from proxy.endpoints import Family
 from proxy.headers import RawHeaders
+from proxy.sse import Item
 from tests.harness.streams import (
     BLOCKS,
     CHAT_STREAM,
@@ -31,7 +32,8 @@ from tests.harness.streams import (
 )
 
 CHAT, MESSAGES, GENERIC = OpenAIChat(), AnthropicMessages(), Generic()
-DIALECTS: list[Dialect] = [CHAT, MESSAGES, GENERIC]
+RESPONSES, GEMINI = OpenAIResponses(), Gemini()
+DIALECTS: list[Dialect] = [CHAT, MESSAGES, GENERIC, RESPONSES, GEMINI]
 JSON: RawHeaders = ((b"Content-Type", b"application/json"), (b"x-request-id", b"req_1"))
 SSE: RawHeaders = ((b"Content-Type", b"text/event-stream; charset=utf-8"), (b"request-id", b"req_2"))
 HTML: RawHeaders = ((b"Content-Type", b"text/html"),)
@@ -44,22 +46,43 @@ def read(dialect: Dialect, body: bytes, headers: RawHeaders = SSE, status: int =
 # --- requests ---
 
 
+VERTEX_CLAUDE = "/v1/projects/p/locations/l/publishers/anthropic/models/claude-x%404:streamRawPredict"
+
+
 @pytest.mark.parametrize(
-    ("dialect", "body", "expected"),
+    ("dialect", "target", "body", "expected"),
     [
-        (CHAT, b'{"model":"m","stream":true,"max_tokens":5}', RequestFacts("m", True, 5)),
-        (CHAT, b'{"model":"m","max_completion_tokens":0,"max_tokens":5}', RequestFacts("m", False, 0)),
-        (MESSAGES, b'{"model":"c","stream":false,"max_tokens":64000}', RequestFacts("c", False, 64000)),
-        (GENERIC, b'{"model":"r","stream":true,"max_output_tokens":7}', RequestFacts("r", True, 7)),
-        (CHAT, b'{"model":1,"stream":"yes","max_tokens":true}', RequestFacts()),
-        (MESSAGES, b"[]", RequestFacts()),
-        (GENERIC, b"[" * 100_000, RequestFacts()),
-        (CHAT, b'{"max_tokens":' + b"9" * 5000 + b"}", RequestFacts()),
+        (CHAT, "/", b'{"model":"m","stream":true,"max_tokens":5}', RequestFacts("m", True, 5)),
+        (CHAT, "/", b'{"model":"m","max_completion_tokens":0,"max_tokens":5}', RequestFacts("m", False, 0)),
+        (MESSAGES, "/", b'{"model":"c","stream":false,"max_tokens":64000}', RequestFacts("c", False, 64000)),
+        (MESSAGES, VERTEX_CLAUDE, b'{"max_tokens":1}', RequestFacts("claude-x@4", True, 1)),
+        (GENERIC, "/", b'{"model":"r","stream":true,"max_output_tokens":7}', RequestFacts("r", True, 7)),
+        (GENERIC, "/v1beta/interactions", b'{"background":true}', RequestFacts(background=True)),
+        (RESPONSES, "/", b'{"model":"r","stream":true,"max_output_tokens":7}', RequestFacts("r", True, 7)),
+        (RESPONSES, "/", b'{"model":"r","background":true}', RequestFacts("r", background=True)),
+        (RESPONSES, "/", b'{"background":"transparent"}', RequestFacts()),
+        (
+            GEMINI,
+            "/v1beta/models/g-3:streamGenerateContent?alt=sse",
+            b'{"generationConfig":{"maxOutputTokens":9}}',
+            RequestFacts("g-3", True, 9),
+        ),
+        (
+            GEMINI,
+            "/v1/projects/p/locations/l/publishers/google/models/g-3:generateContent",
+            b'{"generation_config":{"max_output_tokens":9},"model":"x","stream":true}',
+            RequestFacts("g-3", False, 9),
+        ),
+        (GEMINI, "/v1beta/models/" + "m" * 300 + ":generateContent", b'{"generationConfig":[]}', RequestFacts()),
+        (CHAT, "/", b'{"model":1,"stream":"yes","max_tokens":true}', RequestFacts()),
+        (MESSAGES, "/", b"[]", RequestFacts()),
+        (GENERIC, "/", b"[" * 100_000, RequestFacts()),
+        (CHAT, "/", b'{"max_tokens":' + b"9" * 5000 + b"}", RequestFacts()),
     ],
 )
-def test_request_body_gives_its_facts(dialect: Dialect, body: bytes, expected: RequestFacts) -> None:
-    """What stands there, and nothing where it cannot be read."""
-    assert dialect.read_request(body) == expected
+def test_request_gives_its_facts(dialect: Dialect, target: str, body: bytes, expected: RequestFacts) -> None:
+    """What stands in path and body, and nothing where it cannot be read."""
+    assert dialect.read_request(target, body) == expected
 
 
 # --- terminal evidence ---
@@ -239,6 +262,12 @@ def test_error_status_is_read_by_its_envelope(dialect: Dialect) -> None:
     assert dialect.interpret(400, JSON, ENVELOPE, azure).effect is Effect.ANSWERED
 
 
+FIELDS = (
+    *("error", "message", "choices", "usage", "type", "id", "delta", "response", "status", "output", "item"),
+    *("incomplete_details", "candidates", "content", "finishReason", "promptFeedback", "index", "output_index"),
+)
+
+
 @given(
     dialect=st.sampled_from(DIALECTS),
     status=st.integers(0, 999),
@@ -247,12 +276,7 @@ def test_error_status_is_read_by_its_envelope(dialect: Dialect) -> None:
     body=st.binary()
     | st.recursive(
         st.none() | st.integers() | st.text(),
-        lambda inner: (
-            st.lists(inner)
-            | st.dictionaries(
-                st.sampled_from(["error", "message", "choices", "usage", "type", "id", "delta", "response"]), inner
-            )
-        ),
+        lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(FIELDS), inner),
     ).map(lambda value: b"data: " + json.dumps(value).encode() + b"\n\n"),
 )
 def test_any_answer_has_a_reading(
@@ -265,7 +289,8 @@ def test_any_answer_has_a_reading(
         assert isinstance(dialect.evidence(status, headers, data), TerminalEvidence)
         assert isinstance(dialect.is_terminal(data), bool)
         assert isinstance(dialect.sse_to_json(data), bytes | None)
-        assert isinstance(dialect.read_request(data), RequestFacts)
+        assert isinstance(dialect.read_request("/models/m:generateContent", data), RequestFacts)
+        assert isinstance(dialect.item_done(data), Item | None)
 
 
 # --- own error events ---
@@ -273,7 +298,7 @@ def test_any_answer_has_a_reading(
 
 def test_error_event_is_terminal_in_its_own_dialect() -> None:
     """What the proxy writes after a 200 is read as an error by the dialect itself, and says our sentence."""
-    for dialect in (CHAT, MESSAGES):
+    for dialect in (CHAT, MESSAGES, RESPONSES, GEMINI):
         written = dialect.error_event("effect_happened", 'it "broke" off')
         assert dialect.is_terminal(written)
         reading = read(dialect, written)
@@ -281,25 +306,15 @@ def test_error_event_is_terminal_in_its_own_dialect() -> None:
         assert b'it \\"broke\\" off' in written
     assert CHAT.error_event("c", "s").startswith(b"data: ")
     assert MESSAGES.error_event("c", "s").startswith(b"event: error\ndata: ")
+    assert RESPONSES.error_event("c", "s").startswith(b"event: response.failed\ndata: ")
+    assert GEMINI.error_event("c", "s").startswith(b'data: {"error": ')
     assert GENERIC.error_event("c", "s") == b""
 
 
-# --- registry ---
-
-
-@pytest.mark.parametrize(
-    ("family", "path", "name"),
-    [
-        (Family.OPENAI, "/v1/chat/completions", "openai_chat"),
-        (Family.OPENAI, "/openai/deployments/d/chat/completions?api-version=1", "openai_chat"),
-        (Family.OPENAI, "/v1/responses", "generic"),
-        (Family.OPENAI, "/v1/chat/completions/chatcmpl-1", "generic"),
-        (Family.ANTHROPIC, "/v1/messages?beta=true", "anthropic_messages"),
-        (Family.ANTHROPIC, "/v1/messages/count_tokens", "generic"),
-        (Family.GEMINI, "/v1beta/models/g:generateContent", "generic"),
-        (Family.GENERIC, "/v1/chat/completions", "generic"),
-    ],
-)
-def test_endpoint_selects_its_dialect(family: Family, path: str, name: str) -> None:
-    """By family and provider path; generic where none is known."""
-    assert select(family, path).name == name
+def test_upstream_without_terminal_events_owes_none_in_its_streams() -> None:
+    """The trait leaves a stream to its framing; a JSON answer still has to parse, and what is there still proves."""
+    traits = UpstreamTraits(terminal_evidence_required=False)
+    for dialect in (CHAT, MESSAGES, RESPONSES, GEMINI):
+        assert dialect.evidence(200, SSE, b"data: {}\n\n", traits) is TerminalEvidence.NONE_KNOWN
+        assert dialect.evidence(200, JSON, b"{", traits) is TerminalEvidence.LACKING
+    assert CHAT.evidence(200, SSE, CHAT_STREAM, traits) is TerminalEvidence.PROVEN

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from proxy.codes import CODES, Code, Group
 from proxy.endpoints import Family
 from proxy.headers import find
-from proxy.refusals import CODES, GROUPS, Code, Column, Group, column, lost_answer, render, sentence
+from proxy.refusals import GROUPS, Column, column, lost_answer, render, sentence
 
 FINAL_CODES = [
     "effect_unknown",
@@ -34,6 +35,7 @@ BAD_REQUESTS = {
     "bad_key": 400,
     "bad_framing": 400,
     "upgrade_unsupported": 426,
+    "token_required": 401,
 }
 # code -> status per column (openai, anthropic, gemini, others), x-should-retry, Retry-After
 TABLE: dict[str, tuple[tuple[int, int, int, int], bytes, bytes | None]] = {

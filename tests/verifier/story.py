@@ -118,7 +118,7 @@ def close(history: History) -> None:
     say_at_the_end(history)
     history.index(LOST, None, is_open=1)
     history.index(ANSWERED, 2)
-    history.index(SAMPLE, 2, is_open=1)
+    history.index(SAMPLE, 2)
     history.index(CUT, 2)
     history.index(AGAIN, 3)
     history.index(UNKEPT, 4)

@@ -1,0 +1,206 @@
+"""The connections that come in: aiohttp's low-level server, its limits, and what the kernel knows of a socket.
+
+The kernel is asked (`still_open`, `unacknowledged_bytes`) because the event loop learns of a close later or never.
+"""
+
+import asyncio
+import fcntl
+import resource
+import select
+import sys
+import termios
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any, Final
+
+from aiohttp import http_parser, web
+
+from proxy import refusals
+from proxy.codes import Code
+from proxy.refusals import Column
+
+KNOBS: Final[dict[str, Any]] = {
+    "auto_decompress": False,  # the provider gets the client's bytes
+    "keepalive_timeout": 75.0,  # the default is an hour; above the keep-alive of common client pools
+    "lingering_time": 2.0,  # how long an unread request body is drained after an early answer
+    "max_line_size": 16_384,
+    "max_field_size": 65_536,
+    "max_headers": 256,
+    "access_log": None,
+}
+_PEER_GONE: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
+HEAD_LIMIT_BYTES: Final = 256 * 1024  # all of it; providers allow some 64 KiB of headers
+DESCRIPTORS_A_CALL: Final = 5  # the client's socket, the upstream's, two of the spool, one idle in the upstream's pool
+DESCRIPTORS_RESERVED: Final = 64  # ledger, receipts, log, listeners, the command line's questions
+_SIOCOUTQ: Final = 0x5411  # Linux: bytes in the send queue that the peer has not acknowledged
+
+
+def assert_c_parser() -> None:
+    """The pure-Python parser is laxer (research/reliability.md section 0.7): refuse to start with it."""
+    for parser in (http_parser.HttpRequestParser, http_parser.HttpResponseParser):
+        if parser.__module__ != "aiohttp._http_parser":
+            raise RuntimeError(
+                f"{parser.__qualname__} is not aiohttp's C parser. "
+                "Install an aiohttp wheel with extensions and unset AIOHTTP_NO_EXTENSIONS."
+            )
+
+
+def still_open(transport: asyncio.BaseTransport | None) -> bool:
+    """Asks the kernel, not the loop: False as soon as the peer's FIN or RST is in, even behind unread bytes.
+
+    A FIN that waits behind the peer's own unsent bytes cannot be seen (`duplicate_settle_ms`). poll() rather than a peek: it
+    sees a FIN behind a pipelined request and does not consume a pending error. Without POLLRDHUP (not Linux) it sees only RST.
+    """
+    if transport is None or transport.is_closing():  # first: uvloop keeps the number of a closed descriptor
+        return False
+    sock = transport.get_extra_info("socket")
+    if sock is None or (fd := sock.fileno()) < 0:
+        return False
+    poll = select.poll()
+    poll.register(fd, _PEER_GONE)
+    return not any(event & (_PEER_GONE | select.POLLNVAL) for _, event in poll.poll(0))
+
+
+def unacknowledged_bytes(transport: asyncio.Transport | None) -> int | None:
+    """Bytes written to this connection that the peer's kernel has not acknowledged: 0 means delivered to its host.
+
+    Right also within `connection_lost`, where the descriptor is still open. None where it cannot be known: the descriptor is
+    closed, or this is not Linux.
+    """
+    if transport is None or not sys.platform.startswith("linux"):
+        return None
+    sock = transport.get_extra_info("socket")
+    if sock is None or (fd := sock.fileno()) < 0:
+        return None
+    try:
+        queued = int.from_bytes(fcntl.ioctl(fd, _SIOCOUTQ, bytes(4)), sys.byteorder)
+    except OSError:
+        return None
+    return queued + transport.get_write_buffer_size()
+
+
+def has_more_to_read(request: web.BaseRequest) -> bool:
+    """Has the client sent something after this request already (pipelining)?"""
+    connection, transport = request.protocol, request.transport
+    if isinstance(connection, DataConnection) and connection.has_queued:
+        return True
+    sock = transport.get_extra_info("socket") if transport is not None and not transport.is_closing() else None
+    if sock is None or (fd := sock.fileno()) < 0:
+        return False
+    return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder) > 0
+
+
+def _raw(code: Code, text: str | None = None) -> bytes:
+    """An answer to a connection on which no request was read."""
+    own = refusals.render(code, Column.OTHERS, text)
+    head = [f"HTTP/1.1 {own.status} {HTTPStatus(own.status).phrase}".encode(), b"Connection: close"]
+    head += [b": ".join(pair) for pair in (*own.headers, (b"Content-Length", b"%d" % len(own.body)))]
+    return b"\r\n".join(head) + b"\r\n\r\n" + own.body
+
+
+class DataConnection(web.RequestHandler):
+    """One connection. A head must come whole, within a time and a size: aiohttp waits for one for ever, and piles it up.
+
+    What aiohttp's parser refuses gets the refusal body of every bad request, and no traceback in a log.
+    """
+
+    def __init__(self, manager: "DataServer", *, header_timeout_s: float, **knobs: Any) -> None:
+        super().__init__(manager, **knobs)
+        self._header_timeout_s = header_timeout_s
+        self._head_bytes = 0
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._head_begins()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        waits = (
+            self._current_request is None and not self._messages and (self._waiter is None or not self._waiter.done())
+        )
+        if not waits:
+            self._head_ends()
+        elif data:
+            self._head_begins()
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_LIMIT_BYTES:
+                self._refuse(
+                    f"The head of the request is larger than {HEAD_LIMIT_BYTES} bytes. Send fewer or shorter headers."
+                )
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._head_ends()
+        super().connection_lost(exc)
+
+    def _head_begins(self) -> None:
+        if self._deadline is None:
+            text = f"The head of the request did not come within {self._header_timeout_s:g} s. Send it at once."
+            self._deadline = asyncio.get_running_loop().call_later(self._header_timeout_s, self._refuse, text)
+
+    def _head_ends(self) -> None:
+        self._head_bytes = 0
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _refuse(self, text: str) -> None:
+        transport = self.transport
+        if transport is not None and not transport.is_closing():
+            transport.write(_raw(Code.BAD_FRAMING, text))
+        self.force_close()
+
+    @property
+    def has_queued(self) -> bool:
+        """Requests that were read while an earlier one was being answered. (aiohttp keeps them privately.)"""
+        return bool(self._messages)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = HTTPStatus.INTERNAL_SERVER_ERROR,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR or request.writer.output_size > 0:
+            return super().handle_error(request, status, exc, message)
+        text = "The request is not HTTP/1.1 as this proxy reads it, or its head is too large. Send it well-formed."
+        refused = refusals.render(Code.BAD_FRAMING, Column.OTHERS, text)
+        response = web.Response(status=refused.status, body=refused.body, content_type="application/json")
+        response.headers.update({"x-should-retry": "false", "Sendonce-Disposition": "refused"})
+        response.force_close()
+        return response
+
+
+def descriptor_share() -> int:
+    """How many connections, and how many calls in flight, this process's descriptors allow."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, (limit - DESCRIPTORS_RESERVED) // DESCRIPTORS_A_CALL)
+
+
+class DataServer(web.Server):
+    """aiohttp's low-level server that bounds its connections, and tells when one is gone, and how."""
+
+    def __init__(
+        self, handler: Any, on_lost: Callable[[asyncio.Transport, BaseException | None], None], header_timeout_s: float
+    ) -> None:
+        super().__init__(handler, **KNOBS)
+        self._on_lost, self._limit, self._header_timeout_s = on_lost, descriptor_share(), header_timeout_s
+        self._transports: dict[web.RequestHandler, asyncio.Transport] = {}
+
+    def __call__(self) -> web.RequestHandler:
+        return DataConnection(self, loop=self._loop, header_timeout_s=self._header_timeout_s, **KNOBS)
+
+    def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        if len(self._transports) >= self._limit:
+            transport.write(_raw(Code.OVERLOADED))
+            transport.close()
+            return
+        self._transports[handler] = transport
+
+    def connection_lost(self, handler: Any, exc: BaseException | None = None) -> None:
+        """Called while the descriptor is still open, so that the kernel can be asked what was acknowledged."""
+        if (transport := self._transports.pop(handler, None)) is not None:
+            self._on_lost(transport, exc)
+        super().connection_lost(handler, exc)

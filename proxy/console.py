@@ -1,0 +1,42 @@
+"""What every command of `sendonce` shares: its options, its two consoles, and how it ends with a sentence."""
+
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar
+
+import orjson
+import typer
+import uvloop
+from rich.console import Console
+
+T = TypeVar("T")
+
+EXIT_USAGE = 2
+
+errors = Console(stderr=True, soft_wrap=True, highlight=False)
+# Piped, a line is a line, however long: it is grepped, not looked at.
+out = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 400)
+
+StateDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--state-dir", help="Where the ledger is. Default: SENDONCE_STATE_DIR, else the platform's state folder."
+    ),
+]
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="A TOML file; see config/example.toml.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="For programs: one JSON document on stdout.")]
+ReasonOption = Annotated[str, typer.Option("--reason", help="Goes on record, word for word.")]
+
+
+def fail(sentence: str, code: int) -> NoReturn:
+    errors.print(f"sendonce: {sentence}", markup=False)
+    raise SystemExit(code)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    return uvloop.run(work)
+
+
+def print_json(document: Any) -> None:
+    sys.stdout.write(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode() + "\n")

@@ -1,0 +1,129 @@
+"""The commands that put something on record: `reconcile`, `recover`, `prune`. Nothing is sent by any of them."""
+
+import getpass
+from typing import Annotated
+
+import typer
+
+from ledger.events import Decision
+from ledger.ids import CallId
+from ledger.recovery import Acceptance
+from proxy import clock, inspection, pruning, tables, wiring
+from proxy.console import (
+    EXIT_USAGE,
+    ConfigOption,
+    JsonOption,
+    ReasonOption,
+    StateDirOption,
+    errors,
+    fail,
+    out,
+    print_json,
+    run,
+)
+from proxy.reconcile.operator import Ruling
+from proxy.settings import command_options, load
+
+app = typer.Typer()
+
+
+@app.command()
+def reconcile(
+    call: str,
+    *,
+    reason: ReasonOption,
+    served: Annotated[bool, typer.Option("--served", help="The provider served it; its answer is not kept.")] = False,
+    not_served: Annotated[
+        bool, typer.Option("--not-served", help="It did not: the next same request is sent.")
+    ] = False,
+    accept_duplicate: Annotated[
+        bool, typer.Option("--accept-duplicate", help="A second effect is acceptable.")
+    ] = False,
+    park: Annotated[bool, typer.Option("--park", help="Leave it alone: refused until another decision.")] = False,
+    succeeds: Annotated[int | None, typer.Option(help="The seq of the decision that this one replaces.")] = None,
+    by: Annotated[str | None, typer.Option(help="Who decides. Default: the user's login name.")] = None,
+    config: ConfigOption = None,
+    state_dir: StateDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Decide about a call whose effect is unknown. It is recorded with its reason; nothing is sent."""
+    flags: dict[Decision, bool] = {
+        "served": served,
+        "not_served": not_served,
+        "accept_duplicate": accept_duplicate,
+        "parked": park,
+    }
+    chosen = [decision for decision, given in flags.items() if given]
+    if len(chosen) != 1:
+        fail("Name one of --served, --not-served, --accept-duplicate, --park.", EXIT_USAGE)
+    if not reason.strip():
+        fail("--reason is empty. Say why, for whoever reads the record.", EXIT_USAGE)
+    (call + reason + (by or "")).encode()  # raises UnicodeError for what no record can hold
+    ruling = Ruling(chosen[0], reason, by or getpass.getuser(), succeeds)
+    sentence = run(inspection.reconcile(load(config, {"state_dir": state_dir}), CallId(call), ruling))
+    if as_json:
+        print_json({"call_id": call, "decision": ruling.decision, "sentence": sentence})
+    else:
+        out.print(sentence, markup=False)
+
+
+@app.command()
+def recover(
+    reason: ReasonOption,
+    accept_lost_tail: Annotated[
+        bool, typer.Option("--accept-lost-tail", help="The receipts know attempts the ledger lost.")
+    ] = False,
+    accept_copy: Annotated[
+        bool, typer.Option("--accept-copy", help="The ledger is a copy or a restored backup.")
+    ] = False,
+    config: ConfigOption = None,
+    state_dir: StateDirOption = None,
+) -> None:
+    """Put on record that the state dir may start although its witnesses disagree. What they prove becomes unknown."""
+    if accept_lost_tail == accept_copy:
+        fail("Name one of --accept-lost-tail, --accept-copy.", EXIT_USAGE)
+    if not reason.strip():
+        fail("--reason is empty. Say why, for whoever reads the record.", EXIT_USAGE)
+    settings = load(config, {"state_dir": state_dir})
+    acceptance = Acceptance("copy" if accept_copy else "lost_tail", reason)
+    recovered = run(inspection.recover(settings, acceptance))
+    out.print(
+        f"Recorded in epoch {recovered.epoch}. {len(recovered.witnessed)} attempts were entered from their receipts and are "
+        "unknown; their requests are refused until you decide. They are listed by: "
+        f"sendonce status{command_options(wiring.state_dir_of(settings).root)}",
+        markup=False,
+    )
+
+
+@app.command()
+def prune(
+    *,
+    older_than: Annotated[
+        int | None,
+        typer.Option(
+            "--older-than", metavar="DAYS", help="Completed so long ago. Default: limits.retention_days; 0: all."
+        ),
+    ] = None,
+    before: Annotated[
+        str | None, typer.Option("--before", metavar="DATE", help="Completed before it: 2026-10-31, in UTC.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    reason: ReasonOption = "retention",
+    by: Annotated[str | None, typer.Option(help="Who erases. Default: the user's login name.")] = None,
+    config: ConfigOption = None,
+    state_dir: StateDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Erase the bodies of calls that were completed long ago. Keys, digests and events stay; unresolved calls are left alone."""
+    if not reason.strip():
+        fail("--reason is empty. Say why, for whoever reads the record.", EXIT_USAGE)
+    (reason + (by or "")).encode()  # raises UnicodeError for what no record can hold
+    settings = load(config, {"state_dir": state_dir})
+    through_ms = pruning.through_ms(older_than, before, settings.limits.retention_days, clock.now_ms())
+    ask = pruning.Ask(through_ms, reason, by or getpass.getuser(), dry_run)
+    with tables.steps_progress(errors) as progress:
+        document = run(pruning.prune(settings, ask, progress))
+    if as_json:
+        print_json(document)
+    else:
+        tables.pruned(out, document)
