@@ -146,11 +146,18 @@ def calls(
     as_json: JsonOption = False,
     stage: Annotated[Stage | None, typer.Option(help="Only calls in this stage.")] = None,
     key: Annotated[str | None, typer.Option(help="Only calls of this idempotency key.")] = None,
+    would_refuse: Annotated[
+        bool, typer.Option("--would-refuse", help='Only calls that mode "enforce" would have refused.')
+    ] = False,
     limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many of the newest calls to look at.")] = 1000,
 ) -> None:
     """The newest calls, what each is, and what is safe next."""
     found = run(inspection.calls(_state_dir(state_dir), limit, Key(key) if key else None))
-    rows = [row for row in found.rows if stage is None or row["stage"] == stage]
+    rows = [
+        row
+        for row in found.rows
+        if (stage is None or row["stage"] == stage) and (row["would_refuse"] or not would_refuse)
+    ]
     _show(rows, tables.calls, as_json=as_json)
     if found.total > limit:
         errors.print(f"sendonce: the newest {limit} of {found.total} calls; --limit shows more.", markup=False)

@@ -48,6 +48,7 @@ from proxy.upstream import Answer, AttemptFailed
 from proxy.views import instant
 
 ATTEMPTS_LIMIT: Final = 2  # in one call, after a proven `not_sent`: a dead pooled connection deserves a second one
+PROVEN, NONE_KNOWN = TerminalEvidence.PROVEN, TerminalEvidence.NONE_KNOWN
 REDIRECTS: Final = frozenset({300, 301, 302, 303, 305, 306, 307, 308})
 
 
@@ -235,10 +236,9 @@ class Forwarder:
         return spool.read_at(0, spool.size) if spool.size <= INLINE_LIMIT_BYTES else None
 
     async def _evidence(self, flight: Flight, attempt: Attempt, answer: Answer) -> TerminalEvidence:
-        """The hold may have seen a terminal event already."""
-        if attempt.hold.terminal_seen:
-            return TerminalEvidence.PROVEN
-        return await self._preserver.evidence(flight.request, answer, flight.spool)
+        """Of the preserved bytes; where they are too many to judge, what the hold saw of them as they came."""
+        found = await self._preserver.evidence(flight.request, answer, flight.spool)
+        return PROVEN if found is NONE_KNOWN and attempt.hold.terminal_seen else found
 
     def _release(self, flight: Flight, attempt: Attempt, *, is_whole: bool) -> None:
         recording, answer = flight.recording, attempt.answer

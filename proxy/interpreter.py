@@ -139,7 +139,8 @@ def judge_salvaged(settings: Settings, state: CallState, head: dict[str, Any], b
     size = body.stat().st_size
     evidence = TerminalEvidence.NONE_KNOWN
     if size <= PARSED_LIMIT_BYTES:
-        evidence = dialect_of(settings, state)[0].evidence(head["status"], headers, body.read_bytes())
+        dialect, traits = dialect_of(settings, state)
+        evidence = dialect.evidence(head["status"], headers, body.read_bytes(), traits)
     declared = int(find(headers, b"content-length") or b"-1")
     framing_ended = head["framing"] == "none" or (head["framing"] == "length" and size == declared)
     ended = endings.ended_by(head["framing"], evidence, framing_ended=framing_ended)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import urlsplit
 
 from ledger.events import Body, CallManifest, CallRequested, CallResumed, KeySource, Pairs
 from ledger.ids import CallId, Digest, Head, Key, Scope
@@ -10,7 +11,7 @@ from proxy import clients, keys
 from proxy.decisions import Ask, Forward
 from proxy.dialects import registry
 from proxy.dialects.base import Dialect, RequestFacts
-from proxy.endpoints import EndpointClass, provider_path
+from proxy.endpoints import EndpointClass, by_body, provider_path
 from proxy.headers import REQUEST_STORED, RawHeaders, end_to_end, find, media_type, stored
 from proxy.multipart import Part, form_of
 from proxy.request_body import RequestBody
@@ -37,7 +38,7 @@ class Route:
 
     @property
     def provider_target(self) -> str:
-        return provider_path(self.upstream.family, self.rest)
+        return provider_path(self.upstream.family, self.rest, urlsplit(self.upstream.base_url).path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +104,13 @@ def read(
     canonical = keys.canonical_body(body, kind, form, profile)
     intent = keys.canonical_digest(secret, method, recorded, canonical)
     derived = None if explicit else keys.derive_key(secret, dialect.name, method, recorded, headers, canonical)
+    facts = _facts(dialect, target, body, kind, form)
     accepts = find(headers, b"sendonce-accept")
     context = {name.decode(): value.decode("latin-1") for name in CONTEXT_HEADERS if (value := find(headers, name))}
     return CallRequest(
         route=route,
         dialect=dialect,
-        endpoint_class=endpoint_class,
+        endpoint_class=by_body(endpoint_class, background=facts.background),
         method=method,
         url=route.upstream.base_url + target,
         recorded_url=route.upstream.base_url + recorded,
@@ -118,7 +120,7 @@ def read(
         key=Key(explicit or derived or ""),
         key_source="explicit" if explicit else "derived",
         caller=caller,
-        facts=_facts(dialect, target, body, kind, form),
+        facts=facts,
         intent_digest=Digest(intent),
         certain_retry=profile.certain_retry(headers),
         acts_on_items=profile.acts_on_items,

@@ -46,6 +46,8 @@ _CALLS_COLUMNS = (
 
 def calls(console: Console, rows: list[dict[str, Any]]) -> None:
     columns = [(heading, field) for heading, field, narrowest in _CALLS_COLUMNS if console.width >= narrowest]
+    if any(row["would_refuse"] for row in rows):
+        columns.append(("enforce would refuse", "would_refuse"))
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for heading, _ in columns:
         table.add_column(heading, no_wrap=True, overflow="ellipsis" if heading == "model" else "ignore")

@@ -25,7 +25,7 @@ from tests.harness.streams import CHAT_STREAM, DONE, MESSAGE_STREAM, STOP, event
 from tests.harness.upstreams import CLOSE, raw_upstream
 
 SSE, JSON, HTML = "text/event-stream", "application/json", "text/html"
-PATHS: Final = {"chat": "/v1/chat/completions", "messages": "/v1/messages", "generic": "/v1/responses"}
+PATHS: Final = {"chat": "/v1/chat/completions", "messages": "/v1/messages", "generic": "/v1/completions"}
 UPSTREAMS: Final = {"chat": "openai", "messages": "anthropic", "generic": "openai"}
 RESPONSES_STREAM: Final = event("response.created", response={"id": "resp_1"}) + event("response.completed")
 ENVELOPE: Final = json.dumps({"error": {"type": "some_error", "code": "some", "message": "Not now."}}).encode()
