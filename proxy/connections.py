@@ -18,6 +18,7 @@ from aiohttp import http_parser, web
 from proxy import refusals
 from proxy.codes import Code
 from proxy.refusals import Column
+from proxy.target import HEAD_LIMIT_BYTES
 
 KNOBS: Final[dict[str, Any]] = {
     "auto_decompress": False,  # the provider gets the client's bytes
@@ -29,7 +30,6 @@ KNOBS: Final[dict[str, Any]] = {
     "access_log": None,
 }
 _PEER_GONE: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
-HEAD_LIMIT_BYTES: Final = 256 * 1024  # all of it; providers allow some 64 KiB of headers
 DESCRIPTORS_A_CALL: Final = 5  # the client's socket, the upstream's, two of the spool, one idle in the upstream's pool
 DESCRIPTORS_RESERVED: Final = 64  # ledger, receipts, log, listeners, the command line's questions
 _SIOCOUTQ: Final = 0x5411  # Linux: bytes in the send queue that the peer has not acknowledged

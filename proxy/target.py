@@ -10,10 +10,12 @@ from enum import StrEnum
 from typing import Final
 from urllib.parse import unquote_plus
 
-from proxy.headers import RawHeaders, find, find_all
+from proxy.headers import HOP_BY_HOP, OWN_PREFIX, RawHeaders, end_to_end, find
 
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-SINGLE_HEADERS: Final = (b"authorization", b"idempotency-key")  # two of them name two callers, or two intentions
+# Two of them name two callers, or two intentions; so would two of our own.
+SINGLE_HEADERS: Final = frozenset({b"authorization", b"idempotency-key"})
+HEAD_LIMIT_BYTES: Final = 256 * 1024  # all of it; providers allow some 64 KiB of headers
 
 CREDENTIAL_PARAMETERS: Final = frozenset({
     "key", "api_key", "api-key", "apikey", "x-api-key", "x-goog-api-key", "subscription-key",
@@ -47,13 +49,29 @@ def target_fault(method: str, target: str, version: tuple[int, int], headers: Ra
         return Fault(FaultCode.BAD_FRAMING, "The request is not HTTP/1.1. Speak HTTP/1.1 to this proxy.")
     if find(headers, b"upgrade") is not None:
         return Fault(FaultCode.UPGRADE_UNSUPPORTED, "The header Upgrade is not supported. Send a plain request.")
-    for name in SINGLE_HEADERS:
-        if len(find_all(headers, name)) > 1:
-            return Fault(FaultCode.BAD_FRAMING, f"The header {name.decode()} is there more than once. Send it once.")
+    if (sentence := _headers_sentence(headers)) is not None:
+        return Fault(FaultCode.BAD_FRAMING, sentence)
     if method not in METHODS:
         return Fault(FaultCode.BAD_TARGET, f"The method is not forwarded. Use one of {', '.join(sorted(METHODS))}.")
     if (sentence := _target_sentence(target)) is not None:
         return Fault(FaultCode.BAD_TARGET, sentence)
+    return None
+
+
+def _headers_sentence(headers: RawHeaders) -> str | None:
+    if sum(len(name) + len(value) for name, value in headers) > HEAD_LIMIT_BYTES:
+        return f"The head of the request is larger than {HEAD_LIMIT_BYTES} bytes. Send fewer or shorter headers."
+    coding = find(headers, b"transfer-encoding")
+    if coding is not None and coding.lower() != b"chunked":  # only that one is taken off here; the provider would miss any other
+        return "The header Transfer-Encoding is not chunked. Send chunks, or a Content-Length."
+    names = [name.lower() for name, _ in headers]
+    passed_on = {name.lower() for name, _ in end_to_end(headers)}
+    for name in names:
+        is_own = name.startswith(OWN_PREFIX)
+        if (is_own or name in SINGLE_HEADERS) and names.count(name) > 1:
+            return f"The header {name.decode()} is there more than once. Send it once."
+        if not is_own and name not in passed_on | HOP_BY_HOP:  # we would go by it, and the provider would not see it
+            return f"The header Connection lists {name.decode()}, which is meant for the provider. List it no more."
     return None
 
 

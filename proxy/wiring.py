@@ -59,8 +59,13 @@ def state_dir_of(settings: Settings) -> StateDir:
     return StateDir(root, settings.receipts_dir or root / "receipts")
 
 
+def reserve_of(settings: Settings, state_dir: StateDir) -> Reserve:
+    return Reserve(state_dir.reserve, settings.limits.disk_reserve_bytes)
+
+
 def recover(settings: Settings, state_dir: StateDir, acceptance: Acceptance | None = None) -> Recovered:
     """Under the lock: opens the next epoch, or raises StartRefusedError with everything as it was."""
+    reserve_of(settings, state_dir).look()  # on a full disk recovery needs what the process before kept free
     fresh = Fresh(secrets.token_hex(LINEAGE_BYTES), secrets.token_hex(LINEAGE_BYTES), clock.now_ms)
 
     return open_epoch(
@@ -115,7 +120,7 @@ async def running(settings: Settings, state_dir: StateDir, lock: Lock, recovered
     """Everything but the sockets: parts wired, calls that need no provider finished. Raises PoisonedError, also at its end."""
     loop = asyncio.get_running_loop()
     async with AsyncExitStack() as stack:
-        reserve = Reserve(state_dir.reserve, settings.limits.disk_reserve_bytes)
+        reserve = reserve_of(settings, state_dir)
         writer = Writer(recovered.store, recovered.receipts, state_dir.wal, clock.now_ms, reserve.look)
         reader = await stack.enter_async_context(open_reader(state_dir.ledger))
         outbound = Outbound(settings.upstreams, settings.timeouts)

@@ -12,9 +12,10 @@ import pytest
 import uvloop
 from aiohttp import web
 
-from proxy.connections import HEAD_LIMIT_BYTES, still_open, unacknowledged_bytes
+from proxy.connections import still_open, unacknowledged_bytes
 from proxy.refusals import OwnAnswer
 from proxy.server import answer
+from proxy.target import HEAD_LIMIT_BYTES
 from tests.harness.inbound import Client, Connect, connections
 
 pytestmark = pytest.mark.filterwarnings("ignore:Overriding the .event_loop_policy:DeprecationWarning")

@@ -31,6 +31,10 @@ def anthropic_client(rig: Rig, kind: str = "Anthropic", **options: Any) -> Any:
     return getattr(sdk("anthropic"), kind)(base_url=f"{rig.url}/anthropic", api_key=API_KEY, **options)
 
 
+def genai_client(rig: Rig, **options: Any) -> Any:
+    return sdk("google.genai").Client(api_key=API_KEY, http_options={"base_url": f"{rig.url}/gemini", **options})
+
+
 def restart_on_the_same_port(rig: Rig, port: int) -> None:
     """As a supervisor would: clients keep their base URL. The proxy before is killed, or dead already."""
     assert rig.proxy_process is not None
