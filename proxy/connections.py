@@ -115,13 +115,11 @@ class DataConnection(web.RequestHandler):
         self._head_begins()
 
     def data_received(self, data: bytes) -> None:
+        heads = self._request_count
         super().data_received(data)
-        waits = (
-            self._current_request is None and not self._messages and (self._waiter is None or not self._waiter.done())
-        )
-        if not waits:
+        if self._request_count > heads:
             self._head_ends()
-        elif data:
+        elif data and self._waiter is not None and not self._waiter.done():  # between requests: no body is coming
             self._head_begins()
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_LIMIT_BYTES:

@@ -12,6 +12,7 @@ from ledger.calls import CallState
 from ledger.errors import ConflictError, LedgerError, PoisonedError, UnreadableRecordError, UnrecordableEventError
 from ledger.events import CallPreparationFailed, CallRequested
 from ledger.ids import CallId, Head, Key, Scope, attempt_id, new_call_id
+from ledger.ladder import Evidence
 from ledger.operations import Append, Entry, Expect
 from ledger.spool import Spool
 from ledger.stages import Effect
@@ -107,9 +108,10 @@ class Ingress:
                     if (attached := await self._attach(request, asked, call)) is not None:
                         return attached
                 case Replay(call):
-                    if (replayed := await self._replay(request, asked, call)) is not None:
+                    replayed = await self._replay(request, asked, call, now)
+                    if isinstance(replayed, WireResponse):
                         return replayed
-                    now = replace(now, form_differs=True)
+                    now = replayed
                 case Refuse(code, call):
                     return await self._refuse(request, asked, code, call)
         raise self._overloaded(asked)
@@ -212,20 +214,33 @@ class Ingress:
         await self._answered(claimant, response)
         return response
 
-    async def _replay(self, request: web.BaseRequest, asked: CallRequest, call: CallState) -> WireResponse | None:
-        """None: it cannot be made in the form that is asked for."""
+    async def _replay(
+        self, request: web.BaseRequest, asked: CallRequest, call: CallState, now: Now
+    ) -> WireResponse | Now:
+        """Now: decide again, for it cannot be made in the form that is asked for, or was erased meanwhile."""
         claimant = self._services.registry.claim(call.call, request.transport, "replayed")
         dialect, _ = dialect_of(self._services.settings, call)
         marks = (*_marks(call.call, "replayed"), (b"Idempotency-Replayed", b"true"))
-        response = await replay(request, self._services.reader, call, dialect, marks, as_stream=asked.facts.stream)
+        reader, again = self._services.reader, replace(now, form_differs=True)
+        try:
+            response = await replay(request, reader, call, dialect, marks, as_stream=asked.facts.stream)
+        except UnreadableRecordError:
+            if not await self._is_erased(call):
+                raise
+            response, again = None, now
         if response is None:
             self._services.registry.release(claimant)
-            return None
+            return again
         claimant.is_stream = asked.facts.stream
         self._services.activity.answered(asked.route.name, "replayed")
         self._services.activity.replayed(asked.route.name, call=call.call)
         await self._answered(claimant, response)
         return response
+
+    async def _is_erased(self, call: CallState) -> bool:
+        """Since it was decided on: then its body is not damaged but gone, and the next decision says so."""
+        now = await self._services.reader.call(call.call)
+        return now is not None and now.evidence is Evidence.ERASED
 
     async def _refuse(self, request: web.BaseRequest, asked: CallRequest, code: Code, call: CallState) -> WireResponse:
         """Changes nothing in ledger, receipts or provider (I4); the same facts give the same bytes on every repeat."""

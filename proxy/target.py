@@ -61,8 +61,8 @@ def target_fault(method: str, target: str, version: tuple[int, int], headers: Ra
 def _headers_sentence(headers: RawHeaders) -> str | None:
     if sum(len(name) + len(value) for name, value in headers) > HEAD_LIMIT_BYTES:
         return f"The head of the request is larger than {HEAD_LIMIT_BYTES} bytes. Send fewer or shorter headers."
-    coding = find(headers, b"transfer-encoding")
-    if coding is not None and coding.lower() != b"chunked":  # only that one is taken off here; the provider would miss any other
+    # Chunks are all that is taken off here; of any other coding the provider would get the bytes without its name.
+    if (coding := find(headers, b"transfer-encoding")) is not None and coding.lower() != b"chunked":
         return "The header Transfer-Encoding is not chunked. Send chunks, or a Content-Length."
     names = [name.lower() for name, _ in headers]
     passed_on = {name.lower() for name, _ in end_to_end(headers)}

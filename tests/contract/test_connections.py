@@ -126,3 +126,19 @@ async def test_flood_of_headers_is_refused_before_it_fills_memory(connect: Conne
     refused = await client.rest()
     assert refused.startswith(b"HTTP/1.1 400")
     assert str(HEAD_LIMIT_BYTES).encode() in refused
+
+
+async def test_body_is_no_head_however_large_and_slow_it_comes() -> None:
+    """Bytes of a body may arrive before its handler has begun; neither the size nor the time of a head is theirs."""
+    async with connections(header_timeout_s=0.05) as connect:
+        body = b"x" * (4 * HEAD_LIMIT_BYTES)
+
+        async def reads(request: web.BaseRequest) -> web.StreamResponse:
+            return await answer(request, OwnAnswer(200, (), b"%d" % len(await request.read())))
+
+        client = await connect(reads)
+        for _ in range(20):
+            client.writer.write(b"POST /x HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % len(body))
+            client.writer.write(body)
+            assert (await client.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+            assert await client.reader.readexactly(len(b"%d" % len(body))) == b"%d" % len(body)

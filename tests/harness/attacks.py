@@ -86,12 +86,11 @@ FRAMING: Final = {
     "chunk size with spaces": Refused(chunked(b"4 4\r\ntrue\r\n0\r\n\r\n")),
     "chunk size with a bare LF": Refused(chunked(b"4\ntrue\r\n0\r\n\r\n")),
     "chunk size above 64 bit": Refused(chunked(b"fffffffffffffffff\r\ntrue\r\n0\r\n\r\n")),
-    "chunk size above the limit": Refused(chunked(b"7fffffffffffffff\r\ntrue"), 400),
+    "chunk size above the limit, and silence": Refused(chunked(b"7fffffffffffffff\r\ntrue")),
     "chunk size empty": Refused(chunked(b"\r\ntrue\r\n0\r\n\r\n")),
     "chunk longer than its size": Refused(chunked(b"4\r\ntrue, false\r\n0\r\n\r\n")),
     "chunk that ends in a bare LF": Refused(chunked(b"4\r\ntrue\n0\r\n\r\n")),
     "chunk extension with a bare LF": Refused(chunked(b"4;a=b\ntrue\r\n0\r\n\r\n")),
-    "chunk extension without end": Refused(chunked(b"4;" + b"a" * 300_000 + b"\r\ntrue\r\n0\r\n\r\n")),
     "trailer with a bare LF": Refused(chunked(b"4\r\ntrue\r\n0\r\nX-A: 1\n\r\n")),
     "trailers without end": Refused(chunked(b"4\r\ntrue\r\n0\r\n" + b"X-A: 1\r\n" * 60_000 + b"\r\n")),
 }
@@ -117,14 +116,12 @@ HEADS: Final = {
     "two Hosts": Refused(sized("Host: evil.example")),
     "two equal Hosts": Refused(sized("Host: p")),
     "two Authorization headers": Refused(sized("authorization: Bearer sk-other")),
-    "two API keys": Refused(sized("X-Api-Key: a", "x-api-key: b")),
     "two keys": Refused(sized("Idempotency-Key: a", "idempotency-key: b")),
     "two Content-Types": Refused(sized("Content-Type: application/x-ndjson")),
     "Sendonce-Accept twice": Refused(sized("Sendonce-Accept: a.1", "sendonce-accept: b.1")),
     "key with a control character": Refused(sized("Idempotency-Key: a\x01b")),
     "key with a tab": Refused(sized("Idempotency-Key: a\tb"), code="bad_key"),
     "key with a space": Refused(sized("Idempotency-Key: a b"), code="bad_key"),
-    "key that is no ASCII": Refused(sized("Idempotency-Key: \xc3\xa9"), code="bad_key"),
     "key of 256 characters": Refused(sized("Idempotency-Key: " + "k" * 256), code="bad_key"),
     "empty key": Refused(sized("Idempotency-Key:"), code="bad_key"),
     "Connection lists Authorization": Refused(sized("Connection: close, authorization")),
@@ -150,7 +147,6 @@ REQUEST_LINES: Final = {
     "TLS on the plain port": Refused(TLS_CLIENT_HELLO),
     "SSH": Refused(b"SSH-2.0-OpenSSH_9.6\r\n"),
     "zeros": Refused(bytes(64)),
-    "two spaces": Refused(sized(target=f" {CHAT}")),
     "space before the method": Refused(b" " + sized()),
     "request line with a tab": Refused(sized().replace(b"POST ", b"POST\t", 1)),
     "space in the target": Refused(sized(target="/openai/v1/a b")),
@@ -160,8 +156,8 @@ REQUEST_LINES: Final = {
     "target of 20 kB": Refused(sized(target="/openai/v1/" + "a" * 20_000)),
     "absolute form": target("http://evil.example/openai/v1/x"),
     "absolute form of ourselves": target(f"http://p{CHAT}"),
-    "authority form": target("evil.example:443"),
-    "user info": target("@evil.example/openai/v1/x"),
+    "authority form": Refused(sized(target="evil.example:443")),
+    "user info": Refused(sized(target="@evil.example/openai/v1/x")),
     "asterisk": Refused(head("OPTIONS * HTTP/1.1"), code="bad_target"),
     "two slashes": target("//evil.example/openai/v1/x"),
     "backslash": target("/openai/v1\\x"),
@@ -196,9 +192,9 @@ REQUEST_LINES: Final = {
     "own prefix": Refused(sized(target="/_sendonce/stop"), code="bad_target"),
     "TRACE": Refused(sized(method="TRACE"), code="bad_target"),
     "CONNECT": Refused(head("CONNECT evil.example:443 HTTP/1.1"), code="bad_target"),
-    "CONNECT with a path": Refused(sized(method="CONNECT")),
+    "CONNECT with a path": Refused(sized(method="CONNECT"), code="bad_target"),
     "PROPFIND": Refused(sized(method="PROPFIND"), code="bad_target"),
-    "method in small letters": Refused(sized(method="post"), code="bad_target"),
+    "method in small letters": Refused(sized(method="post")),
     "method of no letters": Refused(sized(method="P(ST")),
     "empty method": Refused(b" " + head(f"{CHAT} HTTP/1.1")),
     "Upgrade to WebSocket": Refused(
@@ -220,3 +216,75 @@ REQUEST_LINES: Final = {
     "Upgrade that Connection does not list": Refused(sized("Upgrade: h2c"), 426, "upgrade_unsupported"),
 }
 REFUSED: Final = FRAMING | HEADS | REQUEST_LINES
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """Odd, and unambiguous: the raw bytes, and what the provider must get, once. `headers` are those of the oddity."""
+
+    data: bytes
+    line: bytes = b"POST /v1/chat/completions HTTP/1.1"
+    headers: tuple[bytes, ...] = ()
+    body: bytes = BODY
+    without: tuple[bytes, ...] = ()  # beginnings of header lines, in lower case, that must not be there
+
+
+ACCEPTED: Final = {
+    "two spaces before the target": Accepted(sized(target=f" {CHAT}")),
+    "empty lines before the request line": Accepted(b"\r\n\r\n" + sized()),
+    "chunks in capitals": Accepted(post("TRANSFER-ENCODING: Chunked", body=CHUNKED_BODY)),
+    "chunk extension": Accepted(chunked(b"4;a=b;c\r\ntrue\r\n0;d\r\n\r\n"), body=b"true"),
+    "chunk extension of 300 kB": Accepted(chunked(b"4;" + b"a" * 300_000 + b"\r\ntrue\r\n0\r\n\r\n"), body=b"true"),
+    "chunk size with zeros": Accepted(chunked(b"00004\r\ntrue\r\n000\r\n\r\n"), body=b"true"),
+    "chunks of one byte": Accepted(chunked(b"".join(b"1\r\n%c\r\n" % byte for byte in BODY) + b"0\r\n\r\n")),
+    "trailer that would be a credential": Accepted(
+        chunked(b"4\r\ntrue\r\n0\r\nX-Api-Key: trailing\r\nContent-Length: 9\r\n\r\n", "Trailer: X-Api-Key"),
+        body=b"true",
+        without=(b"x-api-key", b"trailer", b"content-length: 9"),
+    ),
+    "length with zeros": Accepted(post("Content-Length: 0004", body=b"true"), body=b"true"),
+    "body that is a request": Accepted(
+        post(f"Content-Length: {len(SMUGGLED)}", body=SMUGGLED), headers=(b"Content-Length: %d" % len(SMUGGLED),), body=SMUGGLED
+    ),
+    "GET with a body": Accepted(
+        sized(method="GET", target="/openai/v1/models"), line=b"GET /v1/models HTTP/1.1"
+    ),
+    "no Host that is empty": Accepted(sized().replace(b"Host: p", b"Host:"), without=(b"host: p", b"host:\r")),
+    "Host of somebody else": Accepted(sized().replace(b"Host: p", b"Host: evil.example"), without=(b"host: evil",)),
+    "X-Forwarded-Host": Accepted(sized("X-Forwarded-Host: evil.example"), headers=(b"X-Forwarded-Host: evil.example",)),
+    "Connection lists what is not there": Accepted(sized("Connection: keep-alive, x-hop"), without=(b"connection", b"x-hop")),
+    "hop-by-hop headers": Accepted(
+        sized("Keep-Alive: 5", "TE: trailers", "Proxy-Connection: x", "Proxy-Authorization: Basic eA==", "Connection: TE"),
+        without=(b"keep-alive", b"te:", b"proxy-"),
+    ),
+    "Expect of another kind": Accepted(sized("Expect: 200-ok"), without=(b"expect",)),
+    "own headers that exist in no contract": Accepted(sized("SENDONCE-Evil: 1"), without=(b"sendonce",)),
+    "empty values": Accepted(sized("X-A:", "X-B: "), headers=(b"X-A: ", b"X-B: ")),
+    "white space around a value": Accepted(sized("X-A: \t 1 \t "), headers=(b"X-A: 1",)),
+    "value in UTF-8": Accepted(sized("X-A: \xc3\xa9"), headers=(b"X-A: \xc3\xa9",)),
+    "header without a space": Accepted(sized("X-A:1:2"), headers=(b"X-A: 1:2",)),
+    "odd name": Accepted(sized("!#$%&'*+-.^_`|~9: 1"), headers=(b"!#$%&'*+-.^_`|~9: 1",)),
+    "repeated header": Accepted(sized("X-A: 1", "X-B: 2", "X-A: 3"), headers=(b"X-A: 1", b"X-B: 2", b"X-A: 3")),
+    "two API keys, which are one caller together": Accepted(
+        sized("X-Api-Key: a", "X-Api-Key: b"), headers=(b"X-Api-Key: a", b"X-Api-Key: b")
+    ),
+    "key in UTF-8": Accepted(sized("Idempotency-Key: \xc3\xa9"), headers=(b"Idempotency-Key: \xc3\xa9",)),
+    "200 headers": Accepted(
+        sized(*(f"X-{number}: 1" for number in range(200))), headers=tuple(b"X-%d: 1" % number for number in range(200))
+    ),
+    "header of 60 kB": Accepted(sized("X-A: " + "a" * 60_000), headers=(b"X-A: " + b"a" * 60_000,)),
+    **{
+        f"target {path[:40]}": Accepted(sized(target=f"/openai{path}"), line=f"POST {path} HTTP/1.1".encode())
+        for path in (
+            "/v1/...",
+            "/v1/.hidden/..x/x..",
+            "/v1//x",
+            "/v1/@evil.example/x",
+            "/v1/evil.example:443",
+            "/v1/http://evil.example/x",
+            "/v1/a%2Fb%00%zz%",
+            "/v1/x?a=../..&b=%2e%2e/&c=//&d=\x7b".replace("\x7b", "{"),
+            "/v1/x?" + "q" * 10_000,
+        )
+    },
+}

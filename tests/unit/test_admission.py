@@ -244,17 +244,31 @@ def cases() -> list[Any]:
     ]
 
 
+def verdict_of(row: Row, source: Any, *, observes: bool = False) -> Verdict:
+    past = Past(source, row.protocol)
+    call = past.call(*row.steps)
+    ask, now = replace(ASK, **row.ask, **of(source)), replace(NOW, **row.now)
+    policy = replace(Policy(observes=observes), **row.policy)
+    return decide(ask, past.history, {call: Live(**row.live)}, policy, now)
+
+
 @pytest.mark.parametrize(("row", "source"), cases())
 def test_row_of_the_table_gives_its_verdict(row: Row, source: Any) -> None:
     """Every row, for both kinds of key."""
-    past = Past(source, row.protocol)
-    call = past.call(*row.steps)
-    ask, policy, now = (
-        replace(ASK, **row.ask, **of(source)),
-        replace(Policy(), **row.policy),
-        replace(NOW, **row.now),
-    )
-    assert told(decide(ask, past.history, {call: Live(**row.live)}, policy, now)) == getattr(row, source)
+    assert told(verdict_of(row, source)) == getattr(row, source)
+
+
+@pytest.mark.parametrize(("row", "source"), cases())
+def test_observing_forwards_what_the_table_refuses(row: Row, source: Any) -> None:
+    """`mode = "observe"`: nothing but corruption is refused, the claim says what would have been, and all else stays as it is."""
+    expected = row.explicit if source == "explicit" else row.derived
+    verdict = verdict_of(row, source, observes=True)
+    if expected is None or not expected.startswith("refuse") or expected == "refuse corruption":
+        assert expected is None or told(verdict) == expected
+        return
+    assert isinstance(verdict, Forward)
+    assert verdict.evidence["would_refuse"] == expected.removeprefix("refuse ")
+    assert (verdict.authority is not None) == (expected in ("refuse effect_unknown", "refuse effect_happened"))
 
 
 @pytest.mark.parametrize("source", ["explicit", "derived"])

@@ -1,5 +1,7 @@
 """Caller, scope and key: semantics.md section 1."""
 
+import base64
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,13 +9,18 @@ import pytest
 
 from proxy import keys
 from proxy.headers import RawHeaders
-from proxy.keys import Caller, CredentialKind, KeyFault
+from proxy.keys import CREDENTIAL, Caller, CredentialKind, Identity, KeyFault
 
 SECRET = b"s" * 32
 
 
-def caller(*headers: tuple[bytes, bytes], query: str = "") -> Caller:
-    return keys.caller_fingerprint(SECRET, headers, query)
+def caller(*headers: tuple[bytes, bytes], query: str = "", identity: Identity = CREDENTIAL) -> Caller:
+    return keys.caller_fingerprint(SECRET, headers, query, identity)
+
+
+def jwt(claims: object) -> tuple[bytes, bytes]:
+    payload = base64.urlsafe_b64encode(json.dumps(claims).encode()).rstrip(b"=")
+    return (b"authorization", b"Bearer eyJhbGciOiJub25lIn0." + payload + b".sig")
 
 
 # --- caller ---
@@ -89,6 +96,50 @@ def test_fingerprint_does_not_hold_the_secret() -> None:
     found = caller((b"x-api-key", b"sk-secret"))
     assert "sk-secret" not in repr(found)
     assert len(bytes.fromhex(found.fingerprint)) == len(bytes.fromhex(found.exact)) == 32
+
+
+def test_configured_header_says_who_calls() -> None:
+    """It stands for the credential in the fingerprint, never in what answers are bound to; without it the credential counts."""
+    by, key, other = Identity(header=b"x-user"), (b"x-api-key", b"sk-1"), (b"x-api-key", b"sk-2")
+    ann, bob, plain = ((b"X-User", b"ann"), key), ((b"X-User", b"bob"), key), (key,)
+    found = [caller(*headers, identity=by) for headers in (ann, bob, plain)]
+    assert len({each.fingerprint for each in found}) == len({each.exact for each in found}) == 3
+    assert (found[0].kind, found[2]) == (CredentialKind.CONFIGURED, caller(key))
+    moved = caller((b"X-User", b"ann"), other, identity=by)
+    assert (moved.fingerprint, moved.exact != found[0].exact) == (found[0].fingerprint, True)
+
+
+@pytest.mark.parametrize("subject", ["ann", 7, ["a", "b"]])
+def test_claim_of_a_renewed_token_is_the_same_caller(subject: object) -> None:
+    """The token changes, its subject stays; what answers are bound to changes with the token."""
+    by = Identity(bearer_claim="sub")
+    first, renewed = (caller(jwt({"sub": subject, "iat": at}), identity=by) for at in (1, 2))
+    assert (first.fingerprint, first.rotating) == (renewed.fingerprint, False)
+    assert first.exact != renewed.exact
+    assert caller(jwt({"sub": "somebody else"}), identity=by).fingerprint != first.fingerprint
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        jwt({"iat": 1}),
+        jwt([]),
+        jwt({"sub": ""}),
+        (b"authorization", b"Bearer ey.!.x"),
+        (b"authorization", b"Bearer sk-1"),
+    ],
+)
+def test_token_without_the_claim_is_a_caller_of_its_own(header: tuple[bytes, bytes]) -> None:
+    """As if nothing were configured: the whole token counts."""
+    assert caller(header, identity=Identity(bearer_claim="sub")) == caller(header)
+
+
+def test_account_beside_a_renewed_token_is_the_same_caller() -> None:
+    """And a token that is what a claim or an account would be written as is none of them."""
+    by, account = Identity(account_header=b"chatgpt-account-id"), (b"ChatGPT-Account-Id", b"acc")
+    first, renewed = (caller(jwt({"iat": at}), account, identity=by) for at in (1, 2))
+    assert (first.fingerprint, first.rotating) == (renewed.fingerprint, False)
+    assert caller((b"authorization", b"Bearer account acc")).fingerprint != first.fingerprint
 
 
 def test_scope_tells_caller_upstream_and_run_apart() -> None:
