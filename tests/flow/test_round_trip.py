@@ -20,7 +20,7 @@ from tests.harness.processes import Rig, rig
 from tests.harness.streams import CHAT_STREAM, MESSAGE_STREAM
 from tests.harness.upstreams import CLOSE, RawUpstream, raw_upstream
 
-EXAMPLES: Final = 250  # some 10 s: an effectful one waits for three commits
+EXAMPLES: Final = 150  # some 10 s: an effectful one waits for three commits
 HOP_BY_HOP: Final = {b"connection", b"content-length", b"transfer-encoding", b"host"}
 ADDED: Final = {b"x-client-request-id", b"sendonce-call", b"sendonce-disposition"}
 NUMBERS: Final = itertools.count(1)
@@ -241,7 +241,8 @@ GEMINI: Final = (
 RESPONSES: Final = (
     f'event: response.output_text.delta\ndata: {{"type":"response.output_text.delta","delta":"{TEXT}"}}\n\n'
     f'event: response.completed\ndata: {{"type":"response.completed","response":{{"id":"resp_1","model":"{TEXT}",'
-    '"status":"completed","output":[],"usage":{"input_tokens":1,"output_tokens":2,"total_tokens":3}}}\n\n'
+    '"status":"completed","output":[{"type":"message","role":"assistant","content":[{"type":"output_text","text":"H"}]}],'
+    '"usage":{"input_tokens":1,"output_tokens":2,"total_tokens":3}}}\n\n'
 ).encode()
 # proxy path -> the stream; each ends with its dialect's terminal evidence
 STREAMS: Final = {
