@@ -73,5 +73,5 @@ def _session(settings: UpstreamSettings, timeouts: Timeouts) -> Upstream:
         keepalive_s=settings.keepalive_s or timeouts.upstream_keepalive_s,
         fresh_connections=settings.fresh_connections,
         ssl=create_default_context(cafile=settings.ca_file) if settings.ca_file else True,
-        egress_proxy=settings.egress_proxy,
+        egress_proxy=settings.egress_proxy.get_secret_value() if settings.egress_proxy else None,
     )

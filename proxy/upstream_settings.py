@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from proxy.effects import UpstreamTraits
 from proxy.endpoints import EndpointClass, Family
@@ -67,7 +67,7 @@ class UpstreamSettings(Strict):
     terminal_evidence: Literal["required", "framing"] = (
         "required"  # "framing": its streams end without a terminal event
     )
-    egress_proxy: str | None = None  # http://[user:password@]host:port
+    egress_proxy: SecretStr | None = None  # http://[user:password@]host:port
     ca_file: Path | None = None  # beside it no other authority is trusted
     connect_s: Seconds | None = None
     idle_s: Seconds | None = None
@@ -99,8 +99,8 @@ class UpstreamSettings(Strict):
 
     @field_validator("egress_proxy")
     @classmethod
-    def _egress(cls, value: str | None) -> str | None:
-        if value is not None and not _EGRESS.fullmatch(value):
+    def _egress(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not _EGRESS.fullmatch(value.get_secret_value()):
             raise ValueError("it must be http://[user:password@]host:port")
         return value
 
