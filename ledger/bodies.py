@@ -96,7 +96,8 @@ class Packer:
             self._size += len(piece)
             if digest not in self._seen:
                 self._seen.add(digest)
-                chunks.append((digest, self._compress(piece)))
+                frame = self._compress(piece)  # it takes the room of `piece`, however short it is: copy it
+                chunks.append((digest, bytes(memoryview(frame))))
                 taken += len(piece)
                 if taken >= limit_bytes:
                     break

@@ -147,6 +147,7 @@ class Forwarder:
                     self._reserve.look()  # what is in flight has the last room on the disk
                     releases = attempt.hold.feed(data)
                     flight.recording.append(data, releases)
+                    del data  # or it would stay while the next one is waited for
                     if attempt.hold.sync_to > releases:
                         await asyncio.to_thread(flight.spool.sync)
                         flight.recording.release(attempt.hold.sync_to)

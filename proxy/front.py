@@ -59,6 +59,7 @@ class FrontDoor:
 
     async def enter(self, request: web.BaseRequest) -> Entered | web.StreamResponse:
         """A request to decide on, or the answer to one that needs no decision. Raises DoorAnswer."""
+        await _earlier_answers_left(request)
         method, target, headers = request.method, request.raw_path, request.raw_headers
         version = (request.version.major, request.version.minor)
         if (fault := target_fault(method, target, version, headers)) is not None:
@@ -177,6 +178,14 @@ class FrontDoor:
             response.break_off()
         self._services.activity.answered(route.name, "passed")
         return response
+
+
+async def _earlier_answers_left(request: web.BaseRequest) -> None:
+    """Who pipelines requests and takes no answer gets no more of them: small answers would pile up in memory, undrained."""
+    try:
+        await request.writer.drain()
+    except ConnectionError as error:
+        raise DoorAnswer(Code.BAD_FRAMING, close=True) from error  # nobody is there to read it
 
 
 def _checked_headers(headers: RawHeaders, route: Route) -> str | None:

@@ -16,7 +16,7 @@ from ledger.spool import Spool
 from proxy.headers import RawHeaders
 from proxy.refusals import OwnAnswer
 
-READ_BYTES: Final = 64 * 1024
+READ_BYTES: Final = 16 * 1024  # a reader that waits holds one piece, and a copy in its connection's buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +140,7 @@ class Recording:
                     raise OSError(errno.EIO, "The spool is shorter than what was written to it.")
                 offset += len(data)
                 yield data
+                del data  # or a reader that waits would hold on to it
             elif self.state is State.OPEN:
                 await self._changed.wait()
             else:

@@ -133,8 +133,11 @@ def _facts(dialect: Dialect, target: str, body: RequestBody, kind: bytes, form: 
     """Uploads and transcriptions name their model in a field of a form."""
     if form is None:
         return dialect.read_request(target, body.whole()) if keys.is_read(body, kind) else RequestFacts()
-    models = [part.text for part in form if part.field == "model" and part.text]
-    return RequestFacts(model=models[0].decode("utf-8", "replace") if models else None)
+    fields = {part.field: part.text for part in reversed(form) if part.field and part.text}
+    model = fields.get("model")
+    return RequestFacts(
+        model=model.decode("utf-8", "replace") if model else None, stream=fields.get("stream") == b"true"
+    )
 
 
 def injected(request: CallRequest, call: CallId) -> RawHeaders:

@@ -97,6 +97,7 @@ class WireResponse(web.StreamResponse):
         if not self._silent:
             self.followed = has_more_to_read(self._request)
             await self._wire.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunks else data)
+            await self._wire.drain()  # `write` waits after 64 KiB only
 
     async def end(self) -> None:
         if self._chunks:
@@ -143,6 +144,7 @@ async def _relay(response: WireResponse, recording: Recording, extra_headers: Ra
     await response.begin(head, extra_headers)
     async for data in recording.read():
         await response.send(data)
+        del data
     if recording.state is State.COMMITTED:
         await response.end()
 

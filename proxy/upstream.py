@@ -21,13 +21,11 @@ from aiohttp.http_writer import StreamWriter
 from yarl import URL
 
 from ledger.failpoints import passed
-from proxy.connections import still_open
+from proxy.connections import outgoing_socket, still_open
 from proxy.headers import RawHeaders, as_text, end_to_end, find, media_type
 from proxy.request_body import PIECE_BYTES, RequestBody
 
-UNCLEAN_LIMIT: Final = (
-    32  # connections in one send: a pool may hold that many dead ones, a peer that hangs up goes on for ever
-)
+UNCLEAN_LIMIT: Final = 32  # connections in one send: a pool may hold so many dead ones, a peer may hang up for ever
 DNS_CACHE_S: Final = 30  # a moved name is found again soon; a lookup an attempt would be slow
 JSON_WHITESPACE: Final = b" \t\r\n"
 
@@ -56,6 +54,7 @@ class _Progress:
     answered: bool = False  # a final status line came in
     callers_own: BaseException | None = None  # raised by the barrier: no failure of the network
     transport: asyncio.Transport | None = None
+    lost: asyncio.Future[None] | None = None  # done when the connection is; an exception in it is a cut
 
     def failure(self, error: BaseException) -> AttemptFailed:
         if not self.acquired:
@@ -162,29 +161,26 @@ class Answer:
                     raise self._progress.failure(error) from error
                 if data:
                     yield data
+                    del data  # or each stream would hold its last piece while it waits for the next
+        lost = self._progress.lost
+        if self.framing == "close" and lost and lost.done() and not lost.cancelled() and (reset := lost.exception()):
+            raise self._progress.failure(reset) from reset  # aiohttp takes it for the end of the body
 
     @contextmanager
     def _ended_by_connection(self) -> Iterator[None]:
         """After broken chunk framing aiohttp closes the connection but never ends the body: a reader would wait for ever."""
-        content, connection = self._response.content, self._response.connection
+        content, lost = self._response.content, self._progress.lost
+        assert lost is not None
 
         def end_body(_: object) -> None:
             if not content.is_eof() and content.exception() is None:
                 content.set_exception(aiohttp.ClientPayloadError("the connection ended within the body"))
 
-        if connection is None or connection.protocol is None:  # released already: the body is whole
+        lost.add_done_callback(end_body)  # called soon where it is lost already
+        try:
             yield
-        elif (closed := connection.protocol.closed) is None:  # lost before we asked
-            end_body(closed)
-            yield
-        else:
-            closed.remove_done_callback(_seen)  # once on a pooled connection, not once a request
-            closed.add_done_callback(_seen)
-            closed.add_done_callback(end_body)
-            try:
-                yield
-            finally:
-                closed.remove_done_callback(end_body)
+        finally:
+            lost.remove_done_callback(end_body)
 
     def close(self) -> None:
         """Gives a wholly read connection back to the pool (aiohttp has done so already), breaks any other."""
@@ -231,6 +227,11 @@ class BarrierConnector(aiohttp.TCPConnector):
             connection.close()
             raise aiohttp.ClientConnectionError("the peer closes every connection before the first byte")
         progress.acquired, progress.transport = True, connection.transport
+        assert connection.protocol is not None
+        progress.lost = lost = connection.protocol.closed
+        assert lost is not None  # a clean one is not lost
+        lost.remove_done_callback(_seen)  # once on a pooled connection, not once a request
+        lost.add_done_callback(_seen)
         try:
             await _pass_barrier(progress)
         except BaseException:
@@ -273,14 +274,14 @@ class Upstream:
         self._idle_timeout_s, self._ssl, self._egress_proxy = idle_timeout_s, ssl, egress_proxy
         pool: dict[str, Any] = {"force_close": True} if fresh_connections else {"keepalive_timeout": keepalive_s}
         self._session = aiohttp.ClientSession(
-            connector=BarrierConnector(limit=0, ttl_dns_cache=DNS_CACHE_S, **pool),
+            connector=BarrierConnector(socket_factory=outgoing_socket, limit=0, ttl_dns_cache=DNS_CACHE_S, **pool),
             timeout=aiohttp.ClientTimeout(
                 total=None, connect=connect_timeout_s, sock_connect=connect_timeout_s, sock_read=idle_timeout_s
             ),
             cookie_jar=aiohttp.DummyCookieJar(),  # the default jar would hand one caller's cookies to another
             auto_decompress=False,
             trust_env=False,
-            raise_for_status=False,
+            read_bufsize=8 * 1024,  # aiohttp stops reading at twice that
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
             middlewares=(_never_again,),
             max_line_size=65_536,
@@ -329,20 +330,20 @@ class Upstream:
 
 
 def _answer(method: str, response: aiohttp.ClientResponse, progress: _Progress) -> Answer:
-    if (
-        response.status == HTTPStatus.SWITCHING_PROTOCOLS
-    ):  # aiohttp hands it over as final; nothing we forward may upgrade
+    """Nothing that we forward may upgrade (aiohttp hands a 101 over as final), and chunks are the only coding taken off here."""
+    coding = find(response.raw_headers, b"transfer-encoding")
+    if response.status == HTTPStatus.SWITCHING_PROTOCOLS or (coding is not None and coding.lower() != b"chunked"):
         response.close()
-        raise AttemptFailed("lost", "the provider switched protocols unasked", aiohttp.ClientError("101"))
-    framing, length = _framing(method, response)
+        proof = "the provider switched protocols, or used a transfer coding, unasked"
+        raise AttemptFailed("lost", proof, aiohttp.ClientError(f"{response.status}"))
+    framing, length = _framing(method, response, is_chunked=coding is not None)
     return Answer(response.status, response.reason or "", response.raw_headers, framing, length, response, progress)
 
 
-def _framing(method: str, response: aiohttp.ClientResponse) -> tuple[Framing, int | None]:
+def _framing(method: str, response: aiohttp.ClientResponse, *, is_chunked: bool) -> tuple[Framing, int | None]:
     if method == "HEAD" or response.status in {HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED}:
         return "none", None
-    codings = (find(response.raw_headers, b"transfer-encoding") or b"").lower().split(b",")
-    if codings[-1].strip() == b"chunked":
+    if is_chunked:
         return "chunked", None
     if (declared := find(response.raw_headers, b"content-length")) is not None:
         return "length", int(declared)

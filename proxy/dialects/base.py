@@ -26,7 +26,7 @@ USAGE_NAMES_LIMIT, USAGE_NAME_LIMIT_CHARS, USAGE_DEPTH_LIMIT = 64, 128, 4  # see
 ERROR_WORD_LIMIT_CHARS = 64  # they are words such as rate_limit_error
 
 # Gemini and Vertex name the model, and whether the answer is a stream, in the path.
-_PATH_MODEL: Final = re.compile(r"/(?:models|tunedModels|endpoints)/([^/:?]+):(\w+)(?:\?|$)")
+_PATH_MODEL: Final = re.compile(r"/(?:models|tunedModels|endpoints)/([^:?]+):(\w+)(?:\?|$)")
 _PATH_MODEL_LIMIT_CHARS: Final = 256
 _STREAM_VERBS: Final = frozenset({"streamGenerateContent", "streamRawPredict"})
 

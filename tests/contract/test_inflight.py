@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ledger.spool import Spool, names
-from proxy.inflight import Head, Recording, State
+from proxy.inflight import READ_BYTES, Head, Recording, State
 from proxy.refusals import OwnAnswer
 
 CHUNKED = Head(200, "OK", (), None, bodyless=False)
@@ -154,10 +154,10 @@ async def test_reader_that_does_not_read_holds_up_nobody(recording: Recording) -
         slow = recording.read()
         for at in range(50):
             recording.append(b"x" * 100_000, (at + 1) * 100_000)
-        assert len(await anext(slow)) == 65_536
+        assert len(await anext(slow)) == READ_BYTES
         recording.end(State.COMMITTED)
         assert len(await read_all(recording)) == 5_000_000
-        assert sum([len(data) async for data in slow]) == 5_000_000 - 65_536
+        assert sum([len(data) async for data in slow]) == 5_000_000 - READ_BYTES
 
 
 async def test_full_disk_reaches_the_writer_and_releases_nothing(recording: Recording, spool: Spool) -> None:

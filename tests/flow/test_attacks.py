@@ -7,12 +7,14 @@ import socket
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import pytest
 
-from tests.harness.attacks import ACCEPTED, CHAT, REFUSED, SMUGGLED, head, post, sized
-from tests.harness.connections import connected, read_answer, read_to_end, readable, request_bytes
+from tests.harness.attacks import ACCEPTED, CHAT, REFUSED, SMUGGLED, head, post
+from tests.harness.connections import connected, read_answer, read_to_end, readable, receipts_of, request_bytes
 from tests.harness.framing import RawAnswer, answers
+from tests.harness.neighbours import process_of
 from tests.harness.processes import Rig, chat, rig
 from tests.harness.upstreams import RawUpstream, raw_upstream
 
@@ -20,6 +22,10 @@ SERVED = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 LAST = head("GET /openai/v1/last HTTP/1.1", "Connection: close")
 STALL_S = 0.5
 TRICKLE_S = 0.05
+FLOOD = head("GET /_sendonce/health HTTP/1.1") * 1000
+FLOOD_LIMIT_BYTES = 32_000_000  # what the kernel holds of one connection is a third of it
+DEAF_S = 1.0
+DEAF_MEMORY_BYTES = 32_000_000  # without the limit it grows by 20 bytes for each byte that is sent
 Door = tuple[Rig, RawUpstream]
 
 
@@ -34,6 +40,16 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
         rig(directory, "--upstream", f"openai={upstream.url}", "--config", str(config)) as made,
     ):
         yield made, upstream
+
+
+@pytest.fixture(scope="module")
+def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    """Waits half a second for a head, and for each piece of a body."""
+    directory = tmp_path_factory.mktemp("impatient")
+    config = directory / "sendonce.toml"
+    config.write_text(f"[timeouts]\nclient_header_s = {STALL_S}\nclient_body_idle_s = {STALL_S}\n")
+    with rig(directory, "--config", str(config)) as made:
+        yield made
 
 
 def said(port: int, data: bytes) -> list[RawAnswer]:
@@ -89,13 +105,25 @@ def test_oddity_reaches_the_provider_once_and_unambiguous(door: Door, name: str)
 # --- bytes behind a request ---------------------------------------------------------------------------------------------
 
 
-def test_garbage_behind_a_body_is_no_part_of_it(door: Door) -> None:
-    """A body longer than declared: the request is served as declared, the rest is refused as what it is."""
+def test_garbage_behind_a_body_spoils_what_came_with_it(door: Door) -> None:
+    """A body longer than declared, in one piece: nothing of that piece is served."""
     made, upstream = door
-    sent = len(upstream.requests)
-    first, second = said(made.port, post("Content-Length: 2", body=b"{}garbage\r\n\r\n" + SMUGGLED))
-    assert (first.status, second.status, second.code) == (200, 400, "bad_framing")
-    assert bodies(upstream.requests[sent:]) == [b"{}"]
+    before, sent = events(made), len(upstream.requests)
+    (answer,) = said(made.port, post("Content-Length: 2", body=b"{}garbage\r\n\r\n" + SMUGGLED))
+    assert (answer.status, answer.code) == (400, "bad_framing")
+    assert (events(made), len(upstream.requests)) == (before, sent)
+
+
+def test_garbage_behind_a_request_in_flight_takes_nothing_from_it(impatient: Rig) -> None:
+    """The request is answered whole, then the garbage is refused as what it is."""
+    body = chat("synthetic/hold=0.3", "before garbage")
+    with connected(impatient.port) as sock:
+        sock.sendall(request_bytes(CHAT, body))
+        impatient.await_receipt(body)
+        sock.sendall(b"garbage\r\n\r\n" + SMUGGLED)
+        first, second = answers(read_to_end(sock))
+    assert (first.status, first.clean, second.code) == (200, True, "bad_framing")
+    assert len(receipts_of(impatient, body)) == 1
 
 
 @pytest.mark.parametrize("count", [2, 300])
@@ -127,16 +155,6 @@ def test_client_that_leaves_within_its_body_leaves_nothing_behind(door: Door, fr
 
 
 # --- slow clients -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    """Waits half a second for a head, and for each piece of a body."""
-    directory = tmp_path_factory.mktemp("impatient")
-    config = directory / "sendonce.toml"
-    config.write_text(f"[timeouts]\nclient_header_s = {STALL_S}\nclient_body_idle_s = {STALL_S}\n")
-    with rig(directory, "--config", str(config)) as made:
-        yield made
 
 
 def trickle(sock: socket.socket, data: bytes) -> RawAnswer:
@@ -197,10 +215,11 @@ def test_body_that_keeps_coming_is_served_however_long_it_takes(impatient: Rig) 
 def test_silent_and_idle_connections_take_nothing_from_a_working_one(impatient: Rig) -> None:
     """Two hundred that say nothing and twenty kept after a request: others are served; the silent ones are refused and closed."""
     with ExitStack() as open_sockets:
-        kept = [open_sockets.enter_context(connected(impatient.port)) for _ in range(20)]
-        for number, sock in enumerate(kept):
-            sock.sendall(request_bytes(CHAT, chat(text=f"kept {number}")))
-            assert read_answer(sock).status == 200
+        kept = []
+        for number in range(20):
+            kept.append(open_sockets.enter_context(connected(impatient.port)))
+            kept[-1].sendall(request_bytes(CHAT, chat(text=f"kept {number}")))
+            assert read_answer(kept[-1]).status == 200
         silent = [open_sockets.enter_context(connected(impatient.port)) for _ in range(200)]
         assert impatient.chat(chat(text="beside 220 others")).status == 200
         for sock in silent:
@@ -210,10 +229,25 @@ def test_silent_and_idle_connections_take_nothing_from_a_working_one(impatient: 
             assert read_answer(sock).status == 200
 
 
-def test_client_that_never_reads_does_not_hold_up_others(door: Door) -> None:
-    """It asks two hundred times and takes no answer."""
+def test_client_that_takes_no_answers_gets_no_more_of_them(door: Door) -> None:
+    """It pipelines small requests for ever: it is not read any further, memory stays, and others are served."""
     made, _ = door
+    before = peak_bytes(made)
     with connected(made.port) as deaf:
-        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        deaf.sendall(sized(target="/openai/v1/deaf") * 200)
+        deaf.settimeout(DEAF_S)
+        with pytest.raises(TimeoutError):
+            flood(deaf)
         assert made.chat(chat(text="beside a deaf one")).status == 200
+    assert peak_bytes(made) - before < DEAF_MEMORY_BYTES
+
+
+def flood(sock: socket.socket) -> None:
+    for _ in range(FLOOD_LIMIT_BYTES // len(FLOOD)):
+        sock.sendall(FLOOD)
+
+
+def peak_bytes(made: Rig) -> int:
+    """The proxy's resident memory at its highest (VmHWM)."""
+    status = Path(f"/proc/{process_of(made).child.pid}/status").read_text()
+    (line,) = [line for line in status.splitlines() if line.startswith("VmHWM:")]
+    return int(line.split()[1]) * 1024

@@ -20,7 +20,7 @@ from tests.harness.processes import Rig, rig
 from tests.harness.streams import CHAT_STREAM, MESSAGE_STREAM
 from tests.harness.upstreams import CLOSE, RawUpstream, raw_upstream
 
-EXAMPLES: Final = 150  # some 10 s: an effectful one waits for three commits
+EXAMPLES: Final = 300  # some 5 s, 20 s on a busy machine: an effectful one waits for three commits
 HOP_BY_HOP: Final = {b"connection", b"content-length", b"transfer-encoding", b"host"}
 ADDED: Final = {b"x-client-request-id", b"sendonce-call", b"sendonce-disposition"}
 NUMBERS: Final = itertools.count(1)
@@ -61,17 +61,19 @@ def chunk(data: bytes) -> bytes:
 
 def spelled(name: str) -> st.SearchStrategy[bytes]:
     return st.lists(st.booleans(), min_size=len(name), max_size=len(name)).map(
-        lambda ups: "".join(
-            letter.upper() if up else letter for letter, up in zip(name, ups, strict=True)
-        ).encode()
+        lambda ups: "".join(letter.upper() if up else letter for letter, up in zip(name, ups, strict=True)).encode()
     )
 
 
-NAMES: Final = st.sampled_from(["x-a", "x-b-c", "accept-language", "cookie", "traceparent", "x_odd.name~1"]).flatmap(spelled)
+NAMES: Final = st.sampled_from(["x-a", "x-b-c", "accept-language", "cookie", "traceparent", "x_odd.name~1"]).flatmap(
+    spelled
+)
 # Inner white space stays, outer white space is no part of a value. Text beyond ASCII is UTF-8.
 VALUES: Final = st.text(st.sampled_from("aZ09 \t,;=\"'()%/é漢😀"), max_size=12).map(lambda text: text.strip().encode())
 PATHS: Final = st.lists(
-    st.sampled_from(["a", "B", "%2F", "%2f", ";", "+", "%20", "%C3%A9", "%c3%a9", "~", ":", "@", ",", "=", "'", "*", "%25"]),
+    st.sampled_from(
+        ["a", "B", "%2F", "%2f", ";", "+", "%20", "%C3%A9", "%c3%a9", "~", ":", "@", ",", "=", "'", "*", "%25"]
+    ),
     min_size=1,
     max_size=6,
 ).map("".join)

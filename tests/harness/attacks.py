@@ -198,6 +198,7 @@ REQUEST_LINES: Final = {
     "method in small letters": Refused(sized(method="post")),
     "method of no letters": Refused(sized(method="P(ST")),
     "empty method": Refused(b" " + head(f"{CHAT} HTTP/1.1")),
+    "Expect on what is refused": Refused(sized("Expect: 100-continue", target="/openai/../x"), code="bad_target"),
     "Upgrade to WebSocket": Refused(
         head(
             "GET /openai/v1/responses HTTP/1.1",

@@ -14,7 +14,9 @@ from synthetic_provider.wire import Ask
 def ask_of(receipt: dict[str, Any], body: bytes = b"{}") -> Ask:
     """The ask as the provider saw it; `body` only matters where the answer repeats something of it."""
     at, model = datetime.fromisoformat(receipt["at"]), receipt["model"]
-    return Ask(receipt["method"], receipt["path"], json.loads(body), len(body), (), model, receipt["n"], at, parse(model))
+    return Ask(
+        receipt["method"], receipt["path"], json.loads(body), len(body), (), model, receipt["n"], at, parse(model)
+    )
 
 
 def stream_of(receipt: dict[str, Any], body: bytes) -> Iterator[bytes]:
