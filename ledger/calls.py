@@ -63,6 +63,7 @@ class CallState:
     deliveries: tuple[str, ...] = ()
     delivered_at_ms: int | None = None
     superseded_by: CallId | None = None
+    erased: bool = False
     fault: str | None = None
 
     @property
@@ -106,9 +107,8 @@ class CallState:
     @property
     def is_erasable(self) -> bool:
         """Its bodies are no evidence that anybody still needs: what became of it is proven, or another call carries it on."""
-        if self.fault is not None or self.evidence not in CLOSED_BY_ANSWER:
-            return False
-        return self.superseded_by is not None or self.effect in (Effect.HAPPENED, Effect.ABSENT)
+        proven = self.evidence in CLOSED_BY_ANSWER and self.effect in (Effect.HAPPENED, Effect.ABSENT)
+        return self.fault is None and (proven or self.superseded_by is not None)
 
 
 _PLAIN_STAGE: Final = {

@@ -13,6 +13,10 @@ class ClaimLostError(ConflictError):
     """The call was settled, superseded or abandoned before its attempt could start. Nothing was sent; decide again."""
 
 
+class NoRoomError(LedgerError):
+    """The disk has no room for so large a body. Nothing was written but perhaps some of its chunks; the caller keeps less."""
+
+
 class IllegalTransitionError(LedgerError):
     """The event may not follow what is recorded. Nothing was written. A programmer or an operator's stale view is at fault."""
 

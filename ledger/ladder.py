@@ -7,7 +7,7 @@ A call climbs by recorded evidence only:
 `started` is the rung that matters. It is durable before a byte leaves, so below it the effect is proven absent, and
 above it, until an observation stands, the honest answer is "unknown". Leaving it sideways (`partial`, `lost`) keeps the
 call unresolved until a reconcile decision settles it; nothing here ever falls back to "not sent" without proof.
-Deliveries and reconcile evidence move nothing. Observing the same attempt twice, starting a second attempt beside an
+Deliveries, reconcile evidence and erasures move nothing, but that a completed call is `erased` then. Observing the same attempt twice, starting a second attempt beside an
 unresolved one, or completing what was never interpreted are not in the table, so they raise before anything is written.
 """
 
@@ -79,6 +79,7 @@ _DECISION: Final = {
 _DELIVERY: Final = {"call.delivered": None}
 _LATE: Final = {"attempt.observed:late": None}
 _WITNESSED: Final = {"attempt.witnessed": E.WITNESSED}
+_ERASURE: Final = {"body.erased": None}  # only where another call continues it (ledger/projection.py)
 
 # evidence -> {event: evidence it leads to}; None: the event is kept and moves nothing.
 NEXT: Final[Mapping[Evidence, Mapping[str, Evidence | None]]] = {
@@ -90,8 +91,14 @@ NEXT: Final[Mapping[Evidence, Mapping[str, Evidence | None]]] = {
         **_WITNESSED,
     },
     E.PREPARATION_FAILED: _DELIVERY,
-    E.MANIFEST: {"call.resumed": None, "attempt.started": E.STARTED, "call.abandoned": E.ABANDONED, **_WITNESSED},
-    E.ABANDONED: _DELIVERY,
+    E.MANIFEST: {
+        "call.resumed": None,
+        "attempt.started": E.STARTED,
+        "call.abandoned": E.ABANDONED,
+        **_WITNESSED,
+        **_ERASURE,
+    },
+    E.ABANDONED: {**_DELIVERY, **_ERASURE},
     E.STARTED: {
         "attempt.acknowledged": E.ACKNOWLEDGED,
         "attempt.observed:not_sent": E.NOT_SENT,
@@ -99,22 +106,28 @@ NEXT: Final[Mapping[Evidence, Mapping[str, Evidence | None]]] = {
         **_WITNESSED,  # a restored backup knows attempt 1, the receipts know attempt 2
         **_DECISION,
         **_DELIVERY,
+        **_ERASURE,
     },
-    E.ACKNOWLEDGED: {**_ANSWERED, **_DECISION, **_DELIVERY},
-    E.NOT_SENT: {"attempt.started": E.STARTED, **_WITNESSED, **_DELIVERY},
-    E.LOST: {**_DECISION, **_DELIVERY, **_LATE},
-    E.PARTIAL: {**_DECISION, **_DELIVERY, **_LATE},
-    E.WITNESSED: {**_WITNESSED, **_DECISION, **_LATE},
-    E.RESPONSE: {"attempt.interpreted": E.INTERPRETED, **_DELIVERY},
-    E.INTERPRETED: {"attempt.interpreted": E.INTERPRETED, "attempt.retry_decided": E.RETRY_DECIDED, **_DELIVERY},
-    E.RETRY_DECIDED: {"attempt.completed": E.ATTEMPT_COMPLETED, **_DELIVERY},
-    E.ATTEMPT_COMPLETED: {"call.completed": E.COMPLETED, **_DELIVERY},
+    E.ACKNOWLEDGED: {**_ANSWERED, **_DECISION, **_DELIVERY, **_ERASURE},
+    E.NOT_SENT: {"attempt.started": E.STARTED, **_WITNESSED, **_DELIVERY, **_ERASURE},
+    E.LOST: {**_DECISION, **_DELIVERY, **_LATE, **_ERASURE},
+    E.PARTIAL: {**_DECISION, **_DELIVERY, **_LATE, **_ERASURE},
+    E.WITNESSED: {**_WITNESSED, **_DECISION, **_LATE, **_ERASURE},
+    E.RESPONSE: {"attempt.interpreted": E.INTERPRETED, **_DELIVERY, **_ERASURE},
+    E.INTERPRETED: {
+        "attempt.interpreted": E.INTERPRETED,
+        "attempt.retry_decided": E.RETRY_DECIDED,
+        **_DELIVERY,
+        **_ERASURE,
+    },
+    E.RETRY_DECIDED: {"attempt.completed": E.ATTEMPT_COMPLETED, **_DELIVERY, **_ERASURE},
+    E.ATTEMPT_COMPLETED: {"call.completed": E.COMPLETED, **_DELIVERY, **_ERASURE},
     E.COMPLETED: {"attempt.interpreted": None, "body.erased": E.ERASED, **_DECISION, **_DELIVERY, **_LATE},
-    E.SERVED: {"attempt.observed:recovered": E.RESPONSE, **_DECISION, **_DELIVERY, **_LATE},
-    E.NOT_SERVED: {**_DECISION, **_DELIVERY, **_LATE},
-    E.ACCEPTED: {**_DECISION, **_DELIVERY, **_LATE},
-    E.PARKED: {**_DECISION, **_DELIVERY, **_LATE},
-    E.ERASED: {"attempt.interpreted": None, "body.erased": None, **_DELIVERY, **_LATE},
+    E.SERVED: {"attempt.observed:recovered": E.RESPONSE, **_DECISION, **_DELIVERY, **_LATE, **_ERASURE},
+    E.NOT_SERVED: {**_DECISION, **_DELIVERY, **_LATE, **_ERASURE},
+    E.ACCEPTED: {**_DECISION, **_DELIVERY, **_LATE, **_ERASURE},
+    E.PARKED: {**_DECISION, **_DELIVERY, **_LATE, **_ERASURE},
+    E.ERASED: {"attempt.interpreted": None, **_DELIVERY, **_LATE, **_ERASURE},
 }
 
 

@@ -59,6 +59,8 @@ def fold(state: CallState | None, recorded: Recorded, epochs: Epochs) -> CallSta
             return replace(state, deliveries=(*state.deliveries, event.how), delivered_at_ms=at)
         case ReconcileDecided():
             return replace(state, decision=event, decision_seq=recorded.seq)
+        case BodyErased():
+            return replace(state, erased=True)
         case AttemptStarted() if not state.marked:
             raise IllegalTransitionError(f"epoch {event.epoch} does not follow {PROTOCOL}")
         case _:
@@ -130,7 +132,7 @@ def _check_attempt(state: CallState, recorded: Recorded) -> None:
 
 
 def _check_settlement(state: CallState, event: Event) -> None:
-    """A decision needs something open, and names the decision it succeeds; erasure never changes an unresolved call."""
+    """A decision needs something open, and names the decision it succeeds; an erasure needs nothing open."""
     completed = state.evidence is Evidence.COMPLETED
     match event:
         case ReconcileDecided() if completed and state.effect in (Effect.ABSENT, Effect.HAPPENED):
@@ -141,9 +143,9 @@ def _check_settlement(state: CallState, event: Event) -> None:
             raise IllegalTransitionError(
                 f"the decision names {event.succeeds} as the one it succeeds, but {state.decision_seq} stands"
             )
-        case BodyErased() if completed and not state.is_erasable:
+        case BodyErased() if not state.is_erasable:
             raise IllegalTransitionError(
-                f"the call is completed with effect {state.effect}; its bodies are its evidence"
+                f"the call is {state.evidence} with effect {state.effect} and nothing continues it; its bodies are its evidence"
             )
         case _:
             return

@@ -38,24 +38,30 @@ class Reserve:
                 self._take()
             return self._held
 
+    def has_room_for(self, size_bytes: int) -> bool:
+        """Beside the low mark, which is what commits and small answers need."""
+        return self._free() >= self._low + size_bytes
+
     def _free(self) -> int:
         disk = os.statvfs(self._path.parent)
         return disk.f_bavail * disk.f_frsize
 
     def _give_up(self) -> None:
         self._held = False
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # gone, or a disk that is read-only: there is no room either way
             self._path.unlink()
 
     def _take(self) -> None:
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
-            _allocate(fd, self._size)
-            self._held = True
-        except OSError:  # somebody else was faster, or a quota; the next look tries again
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            try:
+                _allocate(fd, self._size)
+            finally:
+                os.close(fd)
+        except OSError:  # somebody else was faster, a quota, a read-only disk; the next look tries again
             self._give_up()
-        finally:
-            os.close(fd)
+        else:
+            self._held = True
 
 
 def _is_allocated(path: Path, size: int) -> bool:

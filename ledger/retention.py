@@ -37,23 +37,22 @@ BATCH_CHUNKS: Final = 100  # in one append, for the same reason: their pages are
 COUNTED_EVENTS: Final = 5000  # read in one snapshot while counting, so that the WAL can start over in between
 OUTRUN_EVENTS: Final = 1000  # after what was counted, which the writer reads again: some 20 ms
 
-# `kept`: what a call keeps now. `seen`: when a call began and was completed. `gone`: bodies that a dry run pretends to
+# `kept`: what a call keeps now. `seen`: when a call began, and its last evidence: how old it is. `gone`: bodies that a dry run pretends to
 # take away. `named`, `loose`: chunks of bodies, of none.
 _TABLES: Final = """
     PRAGMA temp_store = FILE;
     CREATE TEMP TABLE kept(call TEXT, which TEXT, digest TEXT, PRIMARY KEY(call, which, digest)) WITHOUT ROWID;
     CREATE INDEX temp.kept_by_digest ON kept(digest, call);
-    CREATE TEMP TABLE seen(call TEXT PRIMARY KEY, began_ms INTEGER, completed_ms INTEGER) WITHOUT ROWID;
+    CREATE TEMP TABLE seen(call TEXT PRIMARY KEY, began_ms INTEGER, last_ms INTEGER) WITHOUT ROWID;
     CREATE TEMP TABLE gone(digest TEXT PRIMARY KEY) WITHOUT ROWID;
     CREATE TEMP TABLE named(digest BLOB PRIMARY KEY) WITHOUT ROWID;
     CREATE TEMP TABLE loose(digest BLOB PRIMARY KEY, bytes INTEGER) WITHOUT ROWID;"""
-_BEGAN: Final = "INSERT INTO seen VALUES(?, ?, NULL) ON CONFLICT DO NOTHING"
-_COMPLETED: Final = "INSERT INTO seen VALUES(?1, ?2, ?2) ON CONFLICT DO UPDATE SET completed_ms = ?2"
+_SEEN: Final = "INSERT INTO seen VALUES(?1, ?2, ?2) ON CONFLICT DO UPDATE SET last_ms = ?2"
 _OLD: Final = """
-    SELECT call, began_ms FROM seen WHERE call > ?1 AND coalesce(completed_ms, began_ms) <= ?2
+    SELECT call, began_ms FROM seen WHERE call > ?1 AND last_ms <= ?2
       AND EXISTS (SELECT 1 FROM kept WHERE kept.call = seen.call) ORDER BY call LIMIT ?3"""
 _COUNT_OLD: Final = """
-    SELECT count(*) FROM seen WHERE coalesce(completed_ms, began_ms) <= ?
+    SELECT count(*) FROM seen WHERE last_ms <= ?
       AND EXISTS (SELECT 1 FROM kept WHERE kept.call = seen.call)"""
 _KEPT_OF: Final = "SELECT which, digest FROM kept WHERE call = ? ORDER BY which, digest"
 _KEEPERS: Final = "SELECT call FROM kept WHERE digest = ?"
@@ -117,7 +116,9 @@ class Page:
 
     tombstones: tuple[tuple[CallId, str, Digest], ...]
     bodies: tuple[tuple[Digest, int], ...]
-    skipped: tuple[tuple[CallId, int], ...]  # unresolved, or answered by an error that may be billed; when they began
+    skipped: tuple[
+        tuple[CallId, int], ...
+    ]  # nobody continues them, and what became of them is not proven; when they began
     looked_at: int
     last: CallId
     counted_through: int
@@ -144,7 +145,7 @@ class Page:
 
 
 class Plan:
-    """What may go of the calls that were completed up to `through_ms`."""
+    """What may go of the calls whose last evidence (manifest, observation, completion) is of up to `through_ms`."""
 
     def __init__(self, db: sqlite3.Connection, through_ms: int) -> None:
         self._db, self._through_ms = db, through_ms
@@ -170,12 +171,10 @@ class Plan:
             if self._sweeping:
                 self._spare(body.digest)
         match recorded.event:
-            case CallManifest() | AttemptObserved():
-                self._db.execute(_BEGAN, (recorded.call, recorded.at_ms))
             case BodyErased(digest=digest, which=which):
                 self._forget(recorded.call or CallId(""), which, digest)
-            case CallCompleted():
-                self._db.execute(_COMPLETED, (recorded.call, recorded.at_ms))
+            case CallManifest() | AttemptObserved() | CallCompleted():
+                self._db.execute(_SEEN, (recorded.call, recorded.at_ms))
             case _:
                 pass
 

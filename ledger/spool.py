@@ -52,7 +52,7 @@ class Spool:
             raise ValueError(f"Spool {self._name} has no head yet: write it before the body.")
         if not data:
             return
-        _write(self._body, data, self.size)
+        write_at(self._body, data, self.size)
         crc = zlib.crc32(data, self._crc)
         self._write_index(b"%d %08x\n" % (self.size + len(data), crc))
         self.size, self._crc = self.size + len(data), crc
@@ -78,7 +78,7 @@ class Spool:
         remove(self._directory, self._name)
 
     def _write_index(self, line: bytes) -> None:
-        _write(self._index, line, self._index_size)
+        write_at(self._index, line, self._index_size)
         self._index_size += len(line)
 
 
@@ -154,7 +154,7 @@ def _create(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
 
 
-def _write(fd: int, data: bytes, offset: int) -> None:
+def write_at(fd: int, data: bytes, offset: int) -> None:
     """At a given offset, so that bytes of a failed write are overwritten and never counted."""
     view = memoryview(data)
     while view:  # the kernel may take less than it is given

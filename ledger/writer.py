@@ -9,16 +9,17 @@ import asyncio
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from ledger.bodies import Packed, Packer
-from ledger.errors import LedgerError, PoisonedError
+from ledger.errors import LedgerError, NoRoomError, PoisonedError
 from ledger.failpoints import passed
 from ledger.operations import Append, Appended, Stage
 from ledger.receipts import ReceiptLog
+from ledger.reserve import Reserve
 from ledger.sqlite import Store
 
 BATCH_LIMIT: Final = (
@@ -27,6 +28,8 @@ BATCH_LIMIT: Final = (
 CHECKPOINT_BYTES: Final = (
     16 * 1024 * 1024
 )  # of WAL; large enough to be rare, small enough to read back quickly at start
+
+STAGED_COPIES: Final = 2  # what is staged lies in the WAL, and after a checkpoint in the file too
 
 _Item = tuple[Append | Stage, "asyncio.Future[Any]"]
 _Outcome = Appended | LedgerError | None
@@ -41,10 +44,10 @@ class Writer:
         receipts: ReceiptLog,
         wal: Path,
         now_ms: Callable[[], int],
-        has_room: Callable[[], bool] = lambda: True,
+        reserve: Reserve | None = None,
     ) -> None:
-        """`has_room` is asked before each transaction, from the thread: it may make room, and says whether there is any to spare."""
-        self._has_room = has_room
+        """`reserve` is looked at before each transaction, from the thread: it makes room, and says whether there is any to spare."""
+        self._reserve = reserve
         self._store, self._receipts, self._wal, self._now_ms = store, receipts, wal, now_ms
         self._loop = asyncio.get_running_loop()
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
@@ -59,20 +62,19 @@ class Writer:
         """Enqueues at once, in call order. A waiter that is cancelled does not undo the operation."""
         return self._enqueue(op)
 
-    @contextmanager
-    def keeps_staged(self) -> Iterator[None]:
-        """Around `stage` and the append that names the body: meanwhile no chunk without a reference is swept."""
+    @asynccontextmanager
+    async def staged(self, packer: Packer) -> AsyncIterator[Packed]:
+        """A body's chunks are stored ahead of the event that names it, in batches between which others have their turn.
+
+        Append that event within: until the end no chunk without a reference is swept.
+        """
         self.staging += 1
         try:
-            yield
+            while chunks := await asyncio.to_thread(packer.batch):
+                await self._enqueue(Stage(chunks))
+            yield packer.packed()
         finally:
             self.staging -= 1
-
-    async def stage(self, packer: Packer) -> Packed:
-        """Stores a body's chunks ahead of the event that names it, in batches between which others have their turn."""
-        while chunks := await asyncio.to_thread(packer.batch):
-            await self._enqueue(Stage(chunks))
-        return packer.packed()
 
     def _enqueue(self, op: Append | Stage) -> "asyncio.Future[Any]":
         future: asyncio.Future[Any] = self._loop.create_future()
@@ -104,7 +106,7 @@ class Writer:
             for batch in self._batches():
                 self._commit(batch)
             batch = []
-            if self._has_room():
+            if self._reserve is None or self._reserve.look():
                 self._store.checkpoint("TRUNCATE")
             self._store.close()
             self._receipts.close()
@@ -126,7 +128,7 @@ class Writer:
         self._stopped = True
 
     def _commit(self, batch: list[_Item]) -> None:
-        has_room = self._has_room()
+        has_room = self._reserve is None or self._reserve.look()
         self._store.begin()
         outcomes = [self._decide(op) for op, _ in batch]
         passed("before-commit")
@@ -149,13 +151,19 @@ class Writer:
 
     def _decide(self, op: Append | Stage) -> _Outcome:
         """A LedgerError is the operation's own and wrote nothing; anything else poisons."""
-        if isinstance(op, Stage):
-            self._store.stage(op)
-            return None
         try:
+            if isinstance(op, Stage):
+                self._check_room(op)
+                self._store.stage(op)
+                return None
             return self._store.append(op, self._now_ms())
         except LedgerError as error:
             return error
+
+    def _check_room(self, op: Stage) -> None:
+        size_bytes = STAGED_COPIES * sum(len(frame) for _, frame in op.chunks)
+        if self._reserve is not None and not self._reserve.has_room_for(size_bytes):
+            raise NoRoomError("the disk is nearly full")
 
     def _call(self, function: Callable[..., None], *arguments: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends, and nobody waits any more

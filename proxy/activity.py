@@ -1,6 +1,7 @@
 """The activity log and the metrics: what happened that the ledger, rightly, does not record. No witnesses (I4)."""
 
 import logging
+from contextlib import suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, Final
@@ -83,7 +84,8 @@ class Activity:
     def close(self) -> None:
         for handler in tuple(self._log.handlers):
             self._log.removeHandler(handler)
-            handler.close()
+            with suppress(OSError):  # a full disk: no witness is lost, and what ends the process must not be hidden
+                handler.close()
 
     def _write(self, what: str, **about: Any) -> None:
         self._log.info("%s", orjson.dumps({"at": instant(clock.now_ms()), "what": what, **about}).decode())

@@ -74,13 +74,18 @@ def _brotli(body: bytes) -> bytes:
 
 # --- piece by piece ---
 
+DECODED_PIECE_LIMIT_BYTES: Final = (
+    4 * 1024 * 1024
+)  # of 64 KiB of a stream; real ones grow some twenty times, bombs a million
+ZSTD_SLICE_BYTES: Final = 512  # its decompressor has no limit of its own: four bytes may stand for 128 KiB
+
 Decoder = Callable[[bytes], bytes]
 
 
 def decoder(headers: RawHeaders) -> Decoder:
     """Gives what each piece adds to the plain text. Raises UndecodableError for a coding that is not known here.
 
-    The decoder itself raises UndecodableError where the bytes are damaged.
+    The decoder itself raises UndecodableError where the bytes are damaged, or a piece grows beyond DECODED_PIECE_LIMIT_BYTES.
     """
     steps = [
         _step(coding.strip()) for coding in reversed((find(headers, b"content-encoding") or b"").lower().split(b","))
@@ -103,11 +108,32 @@ def _gzip_members() -> Decoder:
 
     def decode(data: bytes) -> bytes:
         nonlocal inflater
-        plain = inflater.decompress(data)
+        plain = _bounded(inflater, data)
         while inflater.eof and inflater.unused_data:
             data, inflater = inflater.unused_data, zlib.decompressobj(zlib.MAX_WBITS | 16)
-            plain += inflater.decompress(data)
+            plain += _bounded(inflater, data)
         return plain
+
+    return decode
+
+
+def _within_limit(plain: bytes | bytearray) -> bytes:
+    if len(plain) > DECODED_PIECE_LIMIT_BYTES:
+        raise UndecodableError(f"a piece decodes to more than {DECODED_PIECE_LIMIT_BYTES} bytes")
+    return bytes(plain)
+
+
+def _bounded(inflater: "zlib._Decompress", data: bytes) -> bytes:
+    return _within_limit(inflater.decompress(data, DECODED_PIECE_LIMIT_BYTES + 1))
+
+
+def _zstd_slices(decompress: Callable[[bytes], bytes]) -> Decoder:
+    def decode(data: bytes) -> bytes:
+        plain = bytearray()
+        for at in range(0, len(data), ZSTD_SLICE_BYTES):
+            plain += decompress(data[at : at + ZSTD_SLICE_BYTES])
+            _within_limit(plain)
+        return bytes(plain)
 
     return decode
 
@@ -119,11 +145,12 @@ def _step(coding: bytes) -> Decoder:
         case b"gzip" | b"x-gzip":
             return _gzip_members()
         case b"deflate":
-            return zlib.decompressobj(zlib.MAX_WBITS).decompress
+            inflater = zlib.decompressobj(zlib.MAX_WBITS)
+            return lambda data: _bounded(inflater, data)
         case b"zstd":
-            return zstandard.ZstdDecompressor().decompressobj().decompress
+            return _zstd_slices(zstandard.ZstdDecompressor().decompressobj().decompress)
         case b"br":
             process = brotli.Decompressor().process
-            return lambda data: bytes(process(data))
+            return lambda data: _within_limit(process(data, output_buffer_limit=DECODED_PIECE_LIMIT_BYTES + 1))
         case _:
             raise UndecodableError(f"content coding {coding.decode('latin-1')} is not known")

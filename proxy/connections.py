@@ -8,13 +8,15 @@ import fcntl
 import resource
 import select
 import socket
+import ssl
 import sys
 import termios
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, Final
 
-from aiohttp import http_parser, web
+from aiohttp import StreamReader, http_parser, web
 
 from proxy import refusals
 from proxy.codes import Code
@@ -31,7 +33,9 @@ KNOBS: Final[dict[str, Any]] = {
     "access_log": None,
 }
 _PEER_GONE: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
-DESCRIPTORS_A_CALL: Final = 5  # the client's socket, the upstream's, two of the spool, one idle in the upstream's pool
+DESCRIPTORS_A_CALL: Final = (
+    6  # the client's socket, its body's file, the upstream's, two of the spool, one idle in the pool
+)
 DESCRIPTORS_RESERVED: Final = 64  # ledger, receipts, log, listeners, the command line's questions
 WRITE_BUFFER_BYTES: Final = 16 * 1024  # beyond the kernel's own: what a client does not read waits in its spool
 RECEIVE_BUFFER_BYTES: Final = 128 * 1024  # of an upstream's socket: 1.2 MB/s at 100 ms; no model writes so fast
@@ -120,17 +124,19 @@ class DataConnection(web.RequestHandler):
         self._header_timeout_s = header_timeout_s
         self._head_bytes = 0
         self._deadline: asyncio.TimerHandle | None = None
+        self._body: StreamReader | None = None  # of the newest request
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._head_begins()
 
     def data_received(self, data: bytes) -> None:
-        heads = self._request_count
+        heads, is_head = self._request_count, self._body is None or self._body.is_eof()
         super().data_received(data)
         if self._request_count > heads:
+            self._body = self._messages[-1][1]
             self._head_ends()
-        elif data and self._waiter is not None and not self._waiter.done():  # between requests: no body is coming
+        elif data and is_head:
             self._head_begins()
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_LIMIT_BYTES:
@@ -144,8 +150,7 @@ class DataConnection(web.RequestHandler):
 
     def _head_begins(self) -> None:
         if self._deadline is None:
-            text = f"The head of the request did not come within {self._header_timeout_s:g} s. Send it at once."
-            self._deadline = asyncio.get_running_loop().call_later(self._header_timeout_s, self._refuse, text)
+            self._deadline = asyncio.get_running_loop().call_later(self._header_timeout_s, self._head_is_late)
 
     def _head_ends(self) -> None:
         self._head_bytes = 0
@@ -153,9 +158,20 @@ class DataConnection(web.RequestHandler):
             self._deadline.cancel()
             self._deadline = None
 
+    def _head_is_late(self) -> None:
+        self._deadline = None
+        if self._is_answering:  # its head stands behind a request that is answered: the time counts from then on
+            self._head_begins()
+            return
+        self._refuse(f"The head of the request did not come within {self._header_timeout_s:g} s. Send it at once.")
+
+    @property
+    def _is_answering(self) -> bool:
+        return self._current_request is not None or bool(self._messages)
+
     def _refuse(self, text: str) -> None:
         transport = self.transport
-        if transport is not None and not transport.is_closing():
+        if transport is not None and not transport.is_closing() and not self._is_answering:
             transport.write(_raw(Code.BAD_FRAMING, text))
         self.force_close()
 
@@ -185,6 +201,29 @@ def descriptor_share() -> int:
     """How many connections, and how many calls in flight, this process's descriptors allow."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(1, (limit - DESCRIPTORS_RESERVED) // DESCRIPTORS_A_CALL)
+
+
+async def accept_tls(
+    sock: socket.socket, server: "DataServer", context: ssl.SSLContext, handshake_timeout_s: float
+) -> None:
+    """Accepts until it is cancelled. Of the loop's own servers nobody counts connections before their handshake is over."""
+    loop, places = asyncio.get_running_loop(), asyncio.Semaphore(descriptor_share())
+
+    async def shake_hands(connection: socket.socket) -> None:
+        try:
+            with suppress(OSError):  # of TLS too: no client of ours, or one that is gone
+                await loop.connect_accepted_socket(
+                    server, connection, ssl=context, ssl_handshake_timeout=handshake_timeout_s
+                )
+        finally:
+            places.release()
+
+    sock.setblocking(False)
+    async with asyncio.TaskGroup() as handshakes:
+        while True:
+            await places.acquire()
+            connection, _ = await loop.sock_accept(sock)
+            handshakes.create_task(shake_hands(connection))
 
 
 class DataServer(web.Server):

@@ -14,7 +14,7 @@ class UpstreamTraits:
     """What is particular to an upstream, from its configuration."""
 
     gateway: bool = False  # it may have tried another provider before its own 4xx, so that a 4xx proves nothing
-    answered_statuses: frozenset[int] = frozenset()  # statuses that may have been billed, as Azure's 400 and 408
+    answered_statuses: frozenset[int] = frozenset()  # statuses that may have been billed, as Azure's 400
     terminal_evidence_required: bool = True  # False: its streams end without the dialect's terminal event
 
 
@@ -38,15 +38,15 @@ class _Rule:
 
 
 # 408 may come after the work began, 409 and 425 speak of another try, 499 is a proxy's word for a client that left.
-_UNPROVING_4XX = frozenset({408, 409, 425, 499})
-_PROVING_4XX = frozenset(range(400, 500)) - _UNPROVING_4XX
+UNPROVING_4XX = frozenset({408, 409, 425, 499})
+_PROVING_4XX = frozenset(range(400, 500)) - UNPROVING_4XX
 
 # First match wins; what no rule names is unknown.
 _RULES = (
     _Rule(
         range(400, 600),
         Effect.ANSWERED,
-        "the upstream's own list; Azure bills content-filter 400s and time-out 408s (Azure manage-costs)",
+        "the upstream's own list; Azure bills content-filter 400s (Azure manage-costs)",
         lambda status, case: status in case.exceptions,
     ),
     _Rule(

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from urllib.parse import unquote
 
 
 class EndpointClass(StrEnum):
@@ -29,6 +30,9 @@ class Family(StrEnum):
     ANTHROPIC = "anthropic"
     GEMINI = "gemini"
     GENERIC = "generic"
+
+
+_HARMLESS = frozenset({EndpointClass.SAFE, EndpointClass.STATELESS_BILLED, EndpointClass.IDEMPOTENT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,19 +185,34 @@ _VENDOR_PREFIX = re.compile(r"/openai/deployments/[^/]+|/(?:openai|api)(?=/)")
 _PLACE = re.compile(r"(?:/projects/[^/]+/locations/[^/]+)?(?:/publishers/[^/]+|/endpoints/openapi|/openai)?(?=/)")
 
 
-def classify(method: str, path: str) -> EndpointClass:
+def classify(method: str, path: str, family: Family = Family.OPENAI) -> EndpointClass:
     """The class of a provider path, whose query is not looked at.
 
-    An unknown path with a method that is no plain read is effectful under the strictest defaults: `generate`.
+    An unknown path with a method that is no plain read is effectful under the strictest defaults: `generate`. So is whatever the
+    table calls harmless or cheap where nobody knows whose paths these are.
     """
-    bare = path.partition("?")[0]
+    bare = _bare(path.partition("?")[0])
+    if _is_mint(method, bare):
+        return EndpointClass.CREDENTIAL_MINT
+    found = next((row.endpoint_class for row in _TABLE if method in row.methods and row.paths.fullmatch(bare)), None)
+    if found is None or (family is Family.GENERIC and method == "POST" and found in _HARMLESS):
+        return EndpointClass.GENERATE
+    return found
+
+
+def _bare(path: str) -> str:
+    """Without vendor's prefix, version and place."""
     for prefix in (_VENDOR_PREFIX, _VERSION, _PLACE):
-        found = prefix.match(bare)
-        bare = bare[found.end() :] if found else bare
-    for row in _TABLE:
-        if method in row.methods and row.paths.fullmatch(bare):
-            return row.endpoint_class
-    return EndpointClass.GENERATE
+        found = prefix.match(path)
+        path = path[found.end() :] if found else path
+    return path
+
+
+def _is_mint(method: str, bare: str) -> bool:
+    """However it is spelled: a body with a secret in it that is not kept costs nothing but a replay."""
+    spelled = re.sub("/+", "/", unquote(bare)).rstrip("/")
+    rows = (row for row in _TABLE if row.endpoint_class is EndpointClass.CREDENTIAL_MINT and method in row.methods)
+    return any(row.paths.fullmatch(_bare(spelled)) for row in rows)
 
 
 def by_body(endpoint_class: EndpointClass, *, background: bool) -> EndpointClass:

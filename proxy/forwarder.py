@@ -7,13 +7,13 @@ It runs as a task of its own and goes on when its client goes.
 """
 
 import asyncio
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import Final
 
 import orjson
 
-from ledger.bodies import INLINE_LIMIT_BYTES
+from ledger.bodies import INLINE_LIMIT_BYTES, STAGE_BYTES
 from ledger.calls import CallState
 from ledger.errors import ClaimLostError, LedgerError
 from ledger.events import (
@@ -33,14 +33,14 @@ from proxy import endings, manifest, refusals
 from proxy.codes import Code
 from proxy.codings import UndecodableError, decoder
 from proxy.decisions import Forward, Policy
-from proxy.dialects.base import TerminalEvidence, header_ids, is_event_stream
+from proxy.dialects.base import header_ids, is_event_stream
 from proxy.headers import RESPONSE_STORED, RawHeaders, find, stored
 from proxy.inflight import Head as WireHead
 from proxy.inflight import State
 from proxy.interpreter import Interpreter
 from proxy.liveness import Flight
 from proxy.manifest import CallRequest, as_pairs, injected, reason_recorded
-from proxy.outbound import Outbound
+from proxy.outbound import Outbound, TurnsClosedError
 from proxy.preserve import Preserver
 from proxy.refusals import OwnAnswer
 from proxy.sse import DecodedEventHold, EventHold, Hold, LastByteHold, no_items
@@ -48,8 +48,11 @@ from proxy.upstream import Answer, AttemptFailed
 from proxy.views import instant
 
 ATTEMPTS_LIMIT: Final = 2  # in one call, after a proven `not_sent`: a dead pooled connection deserves a second one
-PROVEN, NONE_KNOWN = TerminalEvidence.PROVEN, TerminalEvidence.NONE_KNOWN
 REDIRECTS: Final = frozenset({300, 301, 302, 303, 305, 306, 307, 308})
+
+
+class DiskFull(Exception):  # noqa: N818 - what an attempt is recorded to have ended by
+    """A large answer is cut off before it takes the room in which the others are recorded."""
 
 
 @dataclass(slots=True)
@@ -91,13 +94,15 @@ class Forwarder:
                 attempt = Attempt(number)
                 try:
                     async with self._outbound.turns(flight.request.route.name).turn() as waited:
-                        await self._attempt(flight, attempt, waited=waited)
+                        await self._attempt(flight, attempt, policy, waited=waited)
                     break
                 except AttemptFailed as failure:
                     if not await self._observe_failure(flight, attempt, failure, policy):
                         break
             if attempt.state is not None:
                 await self._interpreter.conclude(attempt.state, self._preserved(flight))
+        except TurnsClosedError:
+            flight.recording.answer_instead(self._own_answer(flight, Attempt(1), Code.DRAINING))
         except ClaimLostError:  # settled or superseded between claim and start: nothing was sent
             flight.recording.answer_instead(self._own_answer(flight, Attempt(1), Code.IN_PROGRESS))
         except LedgerError as error:
@@ -108,7 +113,7 @@ class Forwarder:
             if flight.recording.state is State.OPEN:  # interrupted: the end is never released
                 flight.recording.end(State.CUT)
 
-    async def _attempt(self, flight: Flight, attempt: Attempt, *, waited: bool) -> None:
+    async def _attempt(self, flight: Flight, attempt: Attempt, policy: Policy, *, waited: bool) -> None:
         if waited and not flight.is_watched:
             raise AttemptFailed("not_sent", "its client left while it waited for its turn", ConnectionError())
 
@@ -129,13 +134,14 @@ class Forwarder:
             raise AttemptFailed("lost", "its client was gone for too long", cancelled) from cancelled
         finally:
             flight.interruptible = False
-        ended = endings.ended_by(answer.framing, await self._evidence(flight, attempt, answer), framing_ended=True)
+        evidence = await self._preserver.evidence(request, answer, flight.spool, attempt.hold)
+        ended = endings.ended_by(answer.framing, evidence, framing_ended=True)
         is_whole = endings.is_whole(ended)
         passed("before-observed")
         await self._observe(flight, attempt, "response" if is_whole else "partial", ended)  # BARRIER 2
         passed("after-observed")
         passed("before-release")
-        self._release(flight, attempt, is_whole=is_whole)
+        self._release(flight, attempt, policy, is_whole=is_whole)
         passed("after-release")
 
     async def _receive(self, flight: Flight, attempt: Attempt, answer: Answer) -> None:
@@ -144,7 +150,7 @@ class Forwarder:
             passed("after-head")
             async with aclosing(answer.body()) as pieces:
                 async for data in pieces:
-                    self._reserve.look()  # what is in flight has the last room on the disk
+                    self._check_room(flight)
                     releases = attempt.hold.feed(data)
                     flight.recording.append(data, releases)
                     del data  # or it would stay while the next one is waited for
@@ -155,13 +161,19 @@ class Forwarder:
         finally:
             answer.close()
 
+    def _check_room(self, flight: Flight) -> None:
+        """What is in flight has the last room on the disk; of that the small answers have the last."""
+        if self._reserve.look() or flight.spool.size < STAGE_BYTES or self._reserve.has_room_for(0):
+            return
+        raise AttemptFailed("lost", "the disk is full", DiskFull())
+
     # --- the durable steps -----------------------------------------------------------------------------------------
 
     async def _claim(self, flight: Flight, plan: Forward, head: Head | None) -> None:
         """The claim and the manifest with the exact bytes, on the head the decision was taken on. Raises ConflictError."""
         request, call = flight.request, flight.call
-        with self._writer.keeps_staged():
-            body, packed = await self._preserver.preserved(request.body, request.endpoint_class)
+        async with AsyncExitStack() as staging:
+            body, packed = await self._preserver.preserved(request.body, request.endpoint_class, staging)
             entries = [
                 Entry(call, None, manifest.requested(request, plan, self._epoch)),
                 Entry(call, None, manifest.manifest(request, injected(request, call), body)),
@@ -183,31 +195,27 @@ class Forwarder:
         self, flight: Flight, attempt: Attempt, kind: ObservationKind, ended_by: str, proof: str | None = None
     ) -> None:
         """What came back, with every byte of it; durable when it returns."""
-        with self._writer.keeps_staged():
-            await self._append_observed(flight, attempt, kind, ended_by, proof)
+        answer, endpoint_class = attempt.answer, flight.request.endpoint_class
+        async with AsyncExitStack() as staging:
+            kept = await self._preserver.preserved_if_room(flight.spool, endpoint_class, staging) if answer else None
+            body, packed = kept or (None, ())
+            observed = AttemptObserved(
+                observation=kind,
+                ended_by=ended_by,
+                source="live",
+                proof=proof,
+                status=answer.status if answer else None,
+                reason_phrase=reason_recorded(answer.reason) if answer else "",
+                headers=_recorded(answer) if answer else (),
+                framing=answer.framing if answer else None,
+                body=body,
+            )
+            entry = Entry(flight.call, attempt.number, observed)
+            receipt = Receipt("received", flight.call, attempt.number, body.digest if body else None)
+            appended = await self._writer.append(Append((entry,), bodies=packed, receipt=receipt))
+        attempt.state = appended.state
         if kind != "not_sent":  # another attempt may still fill it
             flight.recording.discard_spool()
-
-    async def _append_observed(
-        self, flight: Flight, attempt: Attempt, kind: ObservationKind, ended_by: str, proof: str | None
-    ) -> None:
-        answer, endpoint_class = attempt.answer, flight.request.endpoint_class
-        body, packed = await self._preserver.preserved(flight.spool, endpoint_class) if answer else (None, ())
-        observed = AttemptObserved(
-            observation=kind,
-            ended_by=ended_by,
-            source="live",
-            proof=proof,
-            status=answer.status if answer else None,
-            reason_phrase=reason_recorded(answer.reason) if answer else "",
-            headers=_recorded(answer) if answer else (),
-            framing=answer.framing if answer else None,
-            body=body,
-        )
-        entry = Entry(flight.call, attempt.number, observed)
-        receipt = Receipt("received", flight.call, attempt.number, body.digest if body else None)
-        appended = await self._writer.append(Append((entry,), bodies=packed, receipt=receipt))
-        attempt.state = appended.state
 
     # --- the way back ----------------------------------------------------------------------------------------------
 
@@ -236,20 +244,18 @@ class Forwarder:
         spool = flight.spool
         return spool.read_at(0, spool.size) if spool.size <= INLINE_LIMIT_BYTES else None
 
-    async def _evidence(self, flight: Flight, attempt: Attempt, answer: Answer) -> TerminalEvidence:
-        """Of the preserved bytes; where they are too many to judge, what the hold saw of them as they came."""
-        found = await self._preserver.evidence(flight.request, answer, flight.spool)
-        return PROVEN if found is NONE_KNOWN and attempt.hold.terminal_seen else found
-
-    def _release(self, flight: Flight, attempt: Attempt, *, is_whole: bool) -> None:
+    def _release(self, flight: Flight, attempt: Attempt, policy: Policy, *, is_whole: bool) -> None:
         recording, answer = flight.recording, attempt.answer
         assert answer is not None
         if recording.head is None:
             recording.answer_instead(self._own_answer(flight, attempt, Code.REDIRECT_REFUSED))
         elif is_whole:
             recording.end(State.COMMITTED)
+        elif recording.head.is_end:
+            code = refusals.cut_answer(accepts=policy.observes or policy.after_cut_stream)
+            recording.answer_instead(self._own_answer(flight, attempt, code))
         else:
-            recording.end(State.CUT, _error_event(flight, attempt))
+            recording.end(State.CUT, _error_event(flight, attempt, policy))
 
     async def _observe_failure(self, flight: Flight, attempt: Attempt, failure: AttemptFailed, policy: Policy) -> bool:
         """Records what is proven about the failed try, and tells the client. True: proven not sent, and one more try is due."""
@@ -268,7 +274,7 @@ class Forwarder:
         ended_by = "client_abort" if flight.abandoned else type(failure.error).__name__
         await self._observe(flight, attempt, "partial" if attempt.answer else "lost", ended_by)
         if flight.recording.head is not None:
-            flight.recording.end(State.CUT, _error_event(flight, attempt))
+            flight.recording.end(State.CUT, _error_event(flight, attempt, policy))
         else:
             accepts = policy.observes or (policy.after_cut_stream if attempt.answer else policy.on_unknown)
             code = refusals.lost_answer(accepts=accepts)
@@ -301,13 +307,12 @@ def _recorded(answer: Answer) -> Pairs:
     return as_pairs(stored(answer.headers, RESPONSE_STORED))
 
 
-def _error_event(flight: Flight, attempt: Attempt) -> bytes:
+def _error_event(flight: Flight, attempt: Attempt, policy: Policy) -> bytes:
     """In a content-encoded or length-framed answer nothing can be inserted: there only the unclean end tells."""
     answer = attempt.answer
     if answer is None or not is_event_stream(answer.headers) or find(answer.headers, b"content-encoding") is not None:
         return b""
     attempt_name = attempt_id(flight.call, attempt.number)
-    sentence = refusals.sentence(
-        Code.EFFECT_HAPPENED, call=flight.call, attempt=attempt_name, since=instant(attempt.started_at_ms)
-    )
-    return flight.request.dialect.error_event(Code.EFFECT_HAPPENED, sentence)
+    code = refusals.cut_answer(accepts=policy.observes or policy.after_cut_stream)
+    sentence = refusals.sentence(code, call=flight.call, attempt=attempt_name, since=instant(attempt.started_at_ms))
+    return flight.request.dialect.error_event(code, sentence)

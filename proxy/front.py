@@ -55,7 +55,7 @@ class FrontDoor:
 
     def __init__(self, services: Services) -> None:
         self._services, self._settings = services, services.settings
-        self._admitted, self._memory = 0, Memory()
+        self._admitted, self._memory = 0, Memory(reserve=services.reserve)
 
     async def enter(self, request: web.BaseRequest) -> Entered | web.StreamResponse:
         """A request to decide on, or the answer to one that needs no decision. Raises DoorAnswer."""
@@ -73,7 +73,7 @@ class FrontDoor:
         if self._services.draining:
             raise DoorAnswer(Code.DRAINING, route=route, close=True)
         explicit = _checked_headers(headers, route)
-        endpoint_class = classify(method, route.provider_target)
+        endpoint_class = classify(method, route.provider_target, route.upstream.family)
         body = await self._body(request, route)
         if endpoint_class is EndpointClass.SAFE:
             return await self._pass_through(request, route, body)

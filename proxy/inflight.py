@@ -101,8 +101,8 @@ class Recording:
             self._wake()
 
     def answer_instead(self, answer: OwnAnswer) -> None:
-        """The attempt ended without a head: every reader gets this, whole. It ends the recording."""
-        if self.head is not None:
+        """The attempt ended without a head, or with one that nobody was given: every reader gets this, whole. It ends the recording."""
+        if self.head is not None and not self.head.is_end:
             raise ValueError("The provider's head is already on its way: end the recording with CUT instead.")
         self.own_answer = answer
         self.end(State.CUT)

@@ -9,7 +9,14 @@ from weakref import WeakValueDictionary
 from aiohttp import web
 
 from ledger.calls import CallState
-from ledger.errors import ConflictError, LedgerError, PoisonedError, UnreadableRecordError, UnrecordableEventError
+from ledger.errors import (
+    ConflictError,
+    LedgerError,
+    NoRoomError,
+    PoisonedError,
+    UnreadableRecordError,
+    UnrecordableEventError,
+)
 from ledger.events import CallPreparationFailed, CallRequested
 from ledger.ids import CallId, Head, Key, Scope, attempt_id, new_call_id
 from ledger.ladder import Evidence
@@ -160,7 +167,8 @@ class Ingress:
         if not self._services.reserve.look():
             self._door.owe(asked)
             raise DoorAnswer(Code.CANNOT_RECORD, route=asked.route)
-        waits_in_vain = self._services.outbound.turns(asked.route.name).is_full
+        limit, registry = self._services.outbound.turns(asked.route.name).limit, self._services.registry
+        waits_in_vain = limit is not None and registry.count(asked.route.name) >= limit
         if waits_in_vain or len(self._services.registry.flights) >= self._flights_limit:
             raise self._overloaded(asked)
         services, call = self._services, new_call_id(clock.now_ms(), clock.entropy())
@@ -176,6 +184,10 @@ class Ingress:
                 await turn.aclose()
                 self._count_claim(asked, plan)
                 return await self._relay(request, flight, claimant)
+        except NoRoomError as error:
+            services.registry.release(claimant)
+            self._door.owe(asked)
+            raise DoorAnswer(Code.CANNOT_RECORD, route=asked.route) from error
         except LedgerError:
             services.registry.release(claimant)
             raise
@@ -223,7 +235,8 @@ class Ingress:
         marks = (*_marks(call.call, "replayed"), (b"Idempotency-Replayed", b"true"))
         reader, again = self._services.reader, replace(now, form_differs=True)
         try:
-            response = await replay(request, reader, call, dialect, marks, as_stream=asked.facts.stream)
+            preserver, as_stream = self._services.preserver, asked.facts.stream
+            response = await replay(request, reader, preserver, call, dialect, marks, as_stream=as_stream)
         except UnreadableRecordError:
             if not await self._is_erased(call):
                 raise
@@ -295,7 +308,7 @@ class Ingress:
         newest = max(history.calls, key=lambda state: state.generation, default=None)
         if newest is not None and (newest.manifest is not None or newest.effect is not Effect.ABSENT):
             return  # what stands says more than a failed preparation could, and drift is measured against it
-        endpoint_class = classify(request.method, own.route.provider_target)
+        endpoint_class = classify(request.method, own.route.provider_target, own.route.upstream.family)
         if endpoint_class is EndpointClass.SAFE:
             return
         call = new_call_id(clock.now_ms(), clock.entropy())

@@ -124,6 +124,10 @@ class Registry:
     def flights(self) -> tuple[Flight, ...]:
         return tuple(self._flights.values())
 
+    def count(self, upstream: str) -> int:
+        """The calls alive for one upstream, sent or waiting."""
+        return sum(flight.request.route.name == upstream for flight in self._flights.values())
+
     def live(self, states: Iterable[CallState]) -> dict[CallId, Live]:
         found = {}
         for state in states:

@@ -4,6 +4,7 @@ A body is held in memory only to be parsed, and then one at a time: five hundred
 """
 
 import asyncio
+from contextlib import AsyncExitStack
 from typing import Final
 
 from ledger.bodies import (
@@ -17,11 +18,13 @@ from ledger.bodies import (
     packer_of,
     stream_of,
 )
+from ledger.errors import NoRoomError
 from ledger.events import Body
 from ledger.writer import Writer
 from proxy.dialects.base import TerminalEvidence, is_event_stream, is_json
 from proxy.endpoints import EndpointClass
 from proxy.manifest import CallRequest
+from proxy.sse import Hold
 from proxy.upstream import Answer
 
 PARSED_LIMIT_BYTES: Final = (
@@ -36,23 +39,46 @@ class Preserver:
         self._writer, self._record_limit_bytes = writer, record_limit_bytes
         self.parsing = asyncio.Semaphore(1)  # enter it before a body is fetched to be parsed
 
-    async def preserved(self, source: Source, endpoint_class: EndpointClass) -> tuple[Body, tuple[Packed, ...]]:
-        """The body as an event names it, and what is to be stored with that event. Call it within `writer.keeps_staged`."""
+    async def preserved(
+        self, source: Source, endpoint_class: EndpointClass, staging: AsyncExitStack
+    ) -> tuple[Body, tuple[Packed, ...]]:
+        """The body as an event names it, and what is to be stored with that event. Append it before you leave `staging`."""
         if not is_kept(endpoint_class, source.size, self._record_limit_bytes):
-            digest, size = await asyncio.to_thread(digest_of, stream_of(source))
-            return Body(digest, size, kept=False), ()
-        packed = await self._packed(source)
+            return await self._counted(source)
+        packed = await self._packed(source, staging)
         return Body(packed.digest, packed.size), (packed,)
 
-    async def _packed(self, source: Source) -> Packed:
+    async def preserved_if_room(
+        self, source: Source, endpoint_class: EndpointClass, staging: AsyncExitStack
+    ) -> tuple[Body, tuple[Packed, ...]]:
+        """The same for an answer, which is here already: a large one is counted and hashed where the disk has no room for it."""
+        try:
+            return await self.preserved(source, endpoint_class, staging)
+        except NoRoomError:
+            return await self._counted(source)
+
+    @staticmethod
+    async def _counted(source: Source) -> tuple[Body, tuple[Packed, ...]]:
+        digest, size = await asyncio.to_thread(digest_of, stream_of(source))
+        return Body(digest, size, kept=False), ()
+
+    async def _packed(self, source: Source, staging: AsyncExitStack) -> Packed:
         if source.size <= INLINE_LIMIT_BYTES:
             return pack(source.read_at(0, source.size))
         if source.size <= STAGE_BYTES:
             return await asyncio.to_thread(lambda: pack_stream(stream_of(source)))
-        return await self._writer.stage(packer_of(stream_of(source)))
+        return await staging.enter_async_context(self._writer.staged(packer_of(stream_of(source))))
 
-    async def evidence(self, request: CallRequest, answer: Answer, source: Source) -> TerminalEvidence:
-        """Of the preserved bytes; a huge body and one that nobody can read are left to their framing."""
+    async def evidence(self, request: CallRequest, answer: Answer, source: Source, hold: Hold) -> TerminalEvidence:
+        """Of the preserved bytes; of a stream that is too long to judge, what its hold saw as it came."""
+        found = await self._judged(request, answer, source)
+        if found is not TerminalEvidence.NONE_KNOWN or not is_event_stream(answer.headers) or hold.is_blind:
+            return found  # any other body that nobody can judge is left to its framing
+        if hold.terminal_seen:
+            return TerminalEvidence.PROVEN
+        return request.dialect.evidence(answer.status, answer.headers, b"", request.route.upstream.traits)
+
+    async def _judged(self, request: CallRequest, answer: Answer, source: Source) -> TerminalEvidence:
         status, headers = answer.status, answer.headers
         judged = is_json(headers) or is_event_stream(headers) or not source.size
         if answer.framing == "none" or not judged or source.size > PARSED_LIMIT_BYTES:

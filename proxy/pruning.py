@@ -1,4 +1,4 @@
-"""`sendonce prune`: bodies of calls that were completed long ago are erased; their keys, digests and events stay.
+"""`sendonce prune`: bodies of calls that were completed or continued long ago are erased; keys, digests and events stay.
 
 What may go is counted here, in the process of whoever asked (`ledger/retention.py`). It is taken away by the owner: the
 living one, asked page by page over its control socket, else this process under the lock, after recovery. A page is one
@@ -42,7 +42,7 @@ class BadAgeError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Erase the bodies of calls that were completed up to `through_ms`; why and by whom goes on record."""
+    """Erase the bodies of calls that were completed, or continued, and are no younger; why and by whom goes on record."""
 
     through_ms: int
     why: str
@@ -80,7 +80,7 @@ class _Tally:
 
 
 def through_ms(older_than_days: int | None, before: str | None, retention_days: int, now_ms: int) -> int:
-    """The newest completion whose bodies go. Raises BadAgeError."""
+    """The newest moment that is old enough. Raises BadAgeError."""
     if older_than_days is not None and before is not None:
         raise BadAgeError("--older-than and --before say the same in two ways. Give one of them.")
     if before is None:
@@ -167,7 +167,7 @@ async def _sweep(plan: Plan, eraser: Eraser, tally: _Tally, progress: Progress) 
             await asyncio.sleep(STAGING_POLL_S)
             waited_s += STAGING_POLL_S
         else:
-            conflicts = 0
+            conflicts, waited_s = 0, 0.0
             plan.swept(batch)
             progress("chunks", tally.erased.chunks, total)
             passed("prune-swept")

@@ -77,6 +77,11 @@ def sentence(code: Code, *, call: str | None = None, attempt: str | None = None,
     return CODES[code].sentence.format(**known)
 
 
+def cut_answer(*, accepts: bool) -> Code:
+    """What a client hears within a stream that broke off: what the same request would get next."""
+    return Code.UPSTREAM_LOST if accepts else Code.EFFECT_HAPPENED
+
+
 def lost_answer(*, accepts: bool) -> Code:
     """What a client hears whose request was sent and lost before the head: what the same request would get next."""
     return Code.UPSTREAM_LOST if accepts else Code.EFFECT_UNKNOWN

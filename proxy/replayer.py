@@ -1,5 +1,6 @@
 """Stored bytes -> client: the recorded answer again, marked as a replay, in the form that was asked for."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from http import HTTPStatus
@@ -9,12 +10,13 @@ from aiohttp import web
 from ledger.calls import CallState
 from ledger.errors import UnreadableRecordError
 from ledger.reader import Reader
-from proxy.codings import decoded
+from proxy.codings import UndecodableError, decoded
 from proxy.dialects import base
 from proxy.dialects.base import Dialect
 from proxy.headers import RawHeaders
 from proxy.inflight import Head
 from proxy.manifest import as_headers, reason_on_wire
+from proxy.preserve import PARSED_LIMIT_BYTES, Preserver
 from proxy.refusals import OwnAnswer
 from proxy.server import WireResponse, answer
 
@@ -22,7 +24,14 @@ _ABOUT_THE_BODY = frozenset({b"content-length", b"content-encoding", b"content-t
 
 
 async def replay(
-    request: web.BaseRequest, reader: Reader, call: CallState, dialect: Dialect, extra: RawHeaders, *, as_stream: bool
+    request: web.BaseRequest,
+    reader: Reader,
+    preserver: Preserver,
+    call: CallState,
+    dialect: Dialect,
+    extra: RawHeaders,
+    *,
+    as_stream: bool,
 ) -> WireResponse | None:
     """Byte-identical body with the stored allow-listed headers; None where the other form cannot be made exactly."""
     attempt, stored = call.attempt, call.manifest
@@ -33,8 +42,11 @@ async def replay(
     headers = as_headers(observed.headers)
     digest = observed.body.digest if observed.body is not None and observed.body.size else None
     if stored.stream != as_stream and base.is_event_stream(headers) != as_stream:
-        body = b"".join([piece async for piece in reader.body(digest)]) if digest else b""
-        rendered = None if as_stream else dialect.sse_to_json(decoded(headers, body))
+        rendered = None
+        if not as_stream and observed.body is not None and observed.body.size <= PARSED_LIMIT_BYTES:
+            async with preserver.parsing:
+                body = b"".join([piece async for piece in reader.body(observed.body.digest)])
+                rendered = await asyncio.to_thread(_rendered, dialect, headers, body)
         if rendered is None:
             return None
         kept = tuple(pair for pair in headers if pair[0].lower() not in _ABOUT_THE_BODY)
@@ -49,6 +61,13 @@ async def replay(
         bodyless=observed.framing == "none",
     )
     return await _write(request, head, extra, reader.body(digest) if digest else _nothing())
+
+
+def _rendered(dialect: Dialect, headers: RawHeaders, body: bytes) -> bytes | None:
+    try:
+        return dialect.sse_to_json(decoded(headers, body))
+    except UndecodableError:
+        return None
 
 
 async def _write(

@@ -3,6 +3,7 @@
 The file is unlinked from the start, so a killed process leaves nothing behind: what is kept of a request is in the ledger.
 """
 
+import errno
 import os
 import tempfile
 import weakref
@@ -13,6 +14,8 @@ from typing import Final
 from blake3 import blake3
 
 from ledger.ids import Digest
+from ledger.reserve import Reserve
+from ledger.spool import write_at
 
 MEMORY_A_BODY_BYTES: Final = 1024 * 1024  # an ordinary conversation; uploads and images go to the file
 MEMORY_OF_ALL_BYTES: Final = 32 * 1024 * 1024  # a thousand requests at once must not take a gigabyte
@@ -22,8 +25,9 @@ PIECE_BYTES: Final = 64 * 1024
 class Memory:
     """What all bodies of this process together may hold in memory."""
 
-    def __init__(self, limit_bytes: int = MEMORY_OF_ALL_BYTES) -> None:
-        self.left_bytes = limit_bytes
+    def __init__(self, limit_bytes: int = MEMORY_OF_ALL_BYTES, reserve: Reserve | None = None) -> None:
+        """`reserve`: what says whether a file may grow; the last room on the disk is for what was sent."""
+        self.left_bytes, self.reserve = limit_bytes, reserve
 
 
 class _Held:
@@ -38,6 +42,10 @@ class _Held:
         self.memory.left_bytes -= size
         self.taken += size
         return True
+
+    def check_room(self, size: int) -> None:
+        if self.memory.reserve is not None and not self.memory.reserve.has_room_for(size):
+            raise OSError(errno.ENOSPC, "the disk has no room for the request's body")
 
     def give_back(self) -> None:
         self.memory.left_bytes += self.taken
@@ -71,7 +79,8 @@ class RequestBody:
         if self._held.fd < 0:
             self._bytes += data
         else:
-            _write(self._held.fd, data, self.size)
+            self._held.check_room(len(data))
+            write_at(self._held.fd, data, self.size)
         self._whole.update(data)
         self.size += len(data)
 
@@ -96,14 +105,6 @@ class RequestBody:
             dir=self._directory, buffering=0
         ) as file:  # 0600, and gone with its last descriptor
             self._held.fd = os.dup(file.fileno())
-        _write(self._held.fd, bytes(self._bytes), 0)
+        write_at(self._held.fd, bytes(self._bytes), 0)
         self._bytes = bytearray()
         self._held.give_back()
-
-
-def _write(fd: int, data: bytes, offset: int) -> None:
-    view = memoryview(data)
-    while view:  # the kernel may take less than it is given
-        taken = os.pwrite(fd, view, offset)
-        offset += taken
-        view = view[taken:]

@@ -135,11 +135,9 @@ async def relay(request: web.BaseRequest, recording: Recording, extra_headers: R
 
 async def _relay(response: WireResponse, recording: Recording, extra_headers: RawHeaders) -> None:
     head = await recording.head_or_end()
-    if head is None:
+    if head is None or (head.is_end and not await recording.committed()):
         if recording.own_answer is not None:
             await _write_whole(response, recording.own_answer, extra_headers)
-        return
-    if head.is_end and not await recording.committed():
         return
     await response.begin(head, extra_headers)
     async for data in recording.read():

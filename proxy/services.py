@@ -15,6 +15,7 @@ from proxy.forwarder import Forwarder
 from proxy.interpreter import Interpreter
 from proxy.liveness import Registry
 from proxy.outbound import Outbound
+from proxy.preserve import Preserver
 from proxy.settings import Settings
 
 
@@ -31,6 +32,7 @@ class Services:
     registry: Registry
     outbound: Outbound
     forwarder: Forwarder
+    preserver: Preserver
     interpreter: Interpreter
     activity: Activity
     reserve: Reserve

@@ -249,5 +249,6 @@ def _sentences(error: ValidationError, config: Path | None) -> str:
         if problem["type"] == "extra_forbidden":
             parts.append(f"The setting {field} does not exist; remove it or correct its name{where}.")
         else:
-            parts.append(f"The setting {field} is wrong: {problem['msg'].removeprefix('Value error, ')}{where}.")
+            named = f"The setting {field} is wrong" if field else "The settings do not go together"
+            parts.append(f"{named}: {problem['msg'].removeprefix('Value error, ')}{where}.")
     return " ".join(parts)

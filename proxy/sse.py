@@ -48,6 +48,10 @@ class Hold(Protocol):
     def terminal_seen(self) -> bool:
         """The terminal event came, whole."""
 
+    @property
+    def is_blind(self) -> bool:
+        """It cannot read what it holds, so nothing follows from an end that it did not see."""
+
     def feed(self, data: bytes) -> int: ...
 
 
@@ -55,7 +59,7 @@ class LastByteHold:
     """JSON, binary: everything but the last byte that came."""
 
     sync_to = 0  # nothing waits for the spool
-    terminal_seen = False
+    terminal_seen, is_blind = False, True
 
     def __init__(self) -> None:
         self._seen = 0
@@ -71,6 +75,8 @@ class EventHold:
     `terminal` and `item` are shown one event, without blank lines before it; above UNDECIDED_LIMIT_BYTES only its beginning.
     `held`: nothing more leaves before the commit. `terminal_seen`: because the terminal event came, whole.
     """
+
+    is_blind = False
 
     def __init__(self, terminal: Callable[[bytes], bool], item: Callable[[bytes], Item | None] = no_items) -> None:
         self._terminal, self._item = terminal, item
@@ -159,8 +165,12 @@ class DecodedEventHold:
         self.sync_to = 0
 
     @property
+    def is_blind(self) -> bool:
+        return self._decode is None
+
+    @property
     def held(self) -> bool:
-        return self._decode is None or self._plain.held
+        return self.is_blind or self._plain.held
 
     @property
     def terminal_seen(self) -> bool:

@@ -86,7 +86,7 @@ def pruned(console: Console, document: dict[str, Any]) -> None:
     would = "would be" if document["dry_run"] else "were"
     through = document["completed_through"]
     console.print(
-        f"{document['calls']} calls completed through {through}: {document['bodies']} bodies "
+        f"{document['calls']} calls completed or continued through {through}: {document['bodies']} bodies "
         f"({decimal(document['body_bytes'])}) {would} erased. Their keys, digests and events stay.",
         markup=False,
     )
@@ -98,8 +98,8 @@ def pruned(console: Console, document: dict[str, Any]) -> None:
     )
     if document["skipped"]:
         console.print(
-            f"{document['skipped']} calls as old keep their bodies, which are their evidence: they are not completed, or it is "
-            f"not proven whether they were billed. The oldest is of {document['oldest_skipped_at']}: "
+            f"{document['skipped']} calls as old keep their bodies, which are their evidence: nobody continued them, and it is "
+            f"not proven what became of them. The oldest is of {document['oldest_skipped_at']}: "
             f"sendonce show {document['oldest_skipped']}{command_options(Path(document['state_dir']))}",
             markup=False,
         )

@@ -8,16 +8,17 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
-from proxy.effects import UpstreamTraits
+from proxy.effects import UNPROVING_4XX, UpstreamTraits
 from proxy.endpoints import EndpointClass, Family
 from proxy.keys import Identity
 
 Choice = Literal["refuse", "accept"]
 Mode = Literal["enforce", "observe"]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+HeaderName = Annotated[str, Field(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")]  # a token, RFC 9110 section 5.6.2
 Count = Annotated[int, Field(gt=0, le=2**20)]
 _VERSION: Final = re.compile(r"/v\d+[a-z]*\d*$")
-_EGRESS: Final = re.compile(r"http://(?:[^/?#@\s]+@)?[^/?#@\s:]+:\d{1,5}/?")
+_EGRESS: Final = re.compile(r"http://(?:[^/?#@\s]+@)?[^/?#@\s:]+:(\d{1,5})/?")
 _BASE_URL: Final = re.compile(r"https?://[^/?#@\s]+(/[^?#\s]*)?")
 
 
@@ -38,9 +39,9 @@ class PolicySettings(Strict):
 class CallerSettings(Strict):
     """Who calls, where the credential alone does not say it. Nothing here is verified: the provider checks the credential."""
 
-    header: str | None = None  # names the caller instead of the credential: many users behind one API key
+    header: HeaderName | None = None  # names the caller instead of the credential: many users behind one API key
     bearer_claim: str | None = None  # of a bearer token that is a JWT: what stays when the token is renewed
-    account_header: str | None = None  # beside a bearer token: what stays when the token is renewed
+    account_header: HeaderName | None = None  # beside a bearer token: what stays when the token is renewed
 
     @model_validator(mode="after")
     def _one(self) -> Self:
@@ -87,6 +88,15 @@ class UpstreamSettings(Strict):
             raise ValueError("the class safe has no policy: its requests pass through; remove it")
         return value
 
+    @field_validator("answered_statuses")
+    @classmethod
+    def _not_already_unknown(cls, value: frozenset[int]) -> frozenset[int]:
+        if found := sorted(value & UNPROVING_4XX):
+            raise ValueError(
+                f"{found} prove nothing anyway, and stand under after_gateway_error or on_unknown; remove them"
+            )
+        return value
+
     @field_validator("ca_file")
     @classmethod
     def _certificates(cls, value: Path | None) -> Path | None:
@@ -100,7 +110,8 @@ class UpstreamSettings(Strict):
     @field_validator("egress_proxy")
     @classmethod
     def _egress(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is not None and not _EGRESS.fullmatch(value.get_secret_value()):
+        found = _EGRESS.fullmatch(value.get_secret_value()) if value is not None else None
+        if value is not None and (found is None or not 0 < int(found[1]) < 65536):
             raise ValueError("it must be http://[user:password@]host:port")
         return value
 

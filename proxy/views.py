@@ -103,7 +103,7 @@ def call_row(call: CallState, alive: bool | None) -> dict[str, Any]:
         "delivered": list(call.deliveries),
         "decision": call.decision.decision if call.decision else None,
         "would_refuse": call.requested.evidence.get("would_refuse") if call.requested else None,
-        "erased": call.evidence is Evidence.ERASED,
+        "erased": call.erased,
         "superseded_by": call.superseded_by,
         "created_at": instant(call.created_at_ms),
         "projection_version": PROJECTION_VERSION,

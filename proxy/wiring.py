@@ -24,7 +24,7 @@ from ledger.reserve import Reserve
 from ledger.writer import Writer
 from proxy import clock, control
 from proxy.activity import Activity
-from proxy.connections import DataServer, assert_c_parser
+from proxy.connections import DataServer, accept_tls, assert_c_parser
 from proxy.forwarder import Forwarder
 from proxy.ingress import Ingress
 from proxy.interpreter import Interpreter, judge_salvaged
@@ -95,9 +95,7 @@ async def serve(settings: Settings, sock: socket.socket, announce: Callable[[Ser
         asyncio.get_running_loop().add_signal_handler(signum, stop_or_hurry)
     async with running(settings, state_dir, lock, recover(settings, state_dir)) as services:
         server = DataServer(Ingress(services), services.registry.connection_lost, settings.timeouts.client_header_s)
-        listener = await asyncio.get_running_loop().create_server(
-            server, sock=sock, backlog=BACKLOG, ssl=settings.tls()
-        )
+        stop_listening = await listen_with(server, sock, settings)
         runner = web.AppRunner(control.application(services), access_log=None)
         await runner.setup()
         state_dir.control_socket.unlink(missing_ok=True)
@@ -106,7 +104,8 @@ async def serve(settings: Settings, sock: socket.socket, announce: Callable[[Ser
         announce(services, sock)
         await _until(stop, services)
         services.draining = True
-        listener.close()
+        services.outbound.stop_waiting()
+        stop_listening()
         if not services.poisoned:
             await drain(services, settings.timeouts.stop_s, hurry)
         server.pre_shutdown()
@@ -115,13 +114,27 @@ async def serve(settings: Settings, sock: socket.socket, announce: Callable[[Ser
         state_dir.control_socket.unlink(missing_ok=True)
 
 
+async def listen_with(server: DataServer, sock: socket.socket, settings: Settings) -> Callable[[], object]:
+    """What it gives ends it."""
+    if (tls := settings.tls()) is None:
+        listener = await asyncio.get_running_loop().create_server(server, sock=sock, backlog=BACKLOG)
+        return listener.close
+    accepting = asyncio.create_task(accept_tls(sock, server, tls, settings.timeouts.client_header_s))
+
+    def close() -> None:
+        accepting.cancel()
+        sock.close()
+
+    return close
+
+
 @asynccontextmanager
 async def running(settings: Settings, state_dir: StateDir, lock: Lock, recovered: Recovered) -> AsyncIterator[Services]:
     """Everything but the sockets: parts wired, calls that need no provider finished. Raises PoisonedError, also at its end."""
     loop = asyncio.get_running_loop()
     async with AsyncExitStack() as stack:
         reserve = reserve_of(settings, state_dir)
-        writer = Writer(recovered.store, recovered.receipts, state_dir.wal, clock.now_ms, reserve.look)
+        writer = Writer(recovered.store, recovered.receipts, state_dir.wal, clock.now_ms, reserve)
         reader = await stack.enter_async_context(open_reader(state_dir.ledger))
         outbound = Outbound(settings.upstreams, settings.timeouts)
         stack.push_async_callback(outbound.close)
@@ -146,6 +159,7 @@ async def running(settings: Settings, state_dir: StateDir, lock: Lock, recovered
             registry=registry,
             outbound=outbound,
             forwarder=Forwarder(recovered.epoch, writer, outbound, preserver, interpreter, reserve, options),
+            preserver=preserver,
             interpreter=interpreter,
             activity=activity,
             reserve=reserve,

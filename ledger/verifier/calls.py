@@ -13,6 +13,7 @@ STAY = ""  # legal, and the evidence remains
 D = {"call.delivered": STAY}
 L = {"late": STAY}
 W = {"attempt.witnessed": "witnessed"}
+B = {"body.erased": STAY}
 ANSWER = {"response": "response", "partial": "partial"}
 O = ANSWER | {"lost": "lost"}  # noqa: E741 - FORMAT.md's own letter
 R = {
@@ -28,24 +29,24 @@ LADDER: dict[str, dict[str, str]] = {
     "nothing": {"call.requested": "requested"} | W,
     "requested": {"call.manifest": "manifest", "call.preparation_failed": "preparation_failed"} | ABANDONED | W,
     "preparation_failed": D,
-    "manifest": {"call.resumed": STAY} | STARTED | ABANDONED | W,
-    "abandoned": D,
-    "started": {"attempt.acknowledged": "acknowledged", "not_sent": "not_sent"} | O | W | R | D,
-    "acknowledged": ANSWER | R | D,
-    "not_sent": STARTED | W | D,
-    "lost": R | D | L,
-    "partial": R | D | L,
-    "witnessed": W | R | L,
-    "response": INTERPRETED | D,
-    "interpreted": INTERPRETED | {"attempt.retry_decided": "retry_decided"} | D,
-    "retry_decided": {"attempt.completed": "attempt_completed"} | D,
-    "attempt_completed": {"call.completed": "completed"} | D,
+    "manifest": {"call.resumed": STAY} | STARTED | ABANDONED | W | B,
+    "abandoned": D | B,
+    "started": {"attempt.acknowledged": "acknowledged", "not_sent": "not_sent"} | O | W | R | D | B,
+    "acknowledged": ANSWER | R | D | B,
+    "not_sent": STARTED | W | D | B,
+    "lost": R | D | L | B,
+    "partial": R | D | L | B,
+    "witnessed": W | R | L | B,
+    "response": INTERPRETED | D | B,
+    "interpreted": INTERPRETED | {"attempt.retry_decided": "retry_decided"} | D | B,
+    "retry_decided": {"attempt.completed": "attempt_completed"} | D | B,
+    "attempt_completed": {"call.completed": "completed"} | D | B,
     "completed": AGAIN | {"body.erased": "erased"} | R | D | L,
-    "decided_served": {"recovered": "response"} | R | D | L,
-    "decided_not_served": R | D | L,
-    "decided_accept_duplicate": R | D | L,
-    "decided_parked": R | D | L,
-    "erased": AGAIN | {"body.erased": STAY} | D | L,
+    "decided_served": {"recovered": "response"} | R | D | L | B,
+    "decided_not_served": R | D | L | B,
+    "decided_accept_duplicate": R | D | L | B,
+    "decided_parked": R | D | L | B,
+    "erased": AGAIN | D | L | B,
 }
 STAGES = {
     "requested": "requested", "preparation_failed": "preparation_failed", "manifest": "manifest_recorded",
@@ -287,6 +288,6 @@ def is_legal(call: Call, event: Event) -> bool:
         return False
     if event.kind == "reconcile.decided" and call.evidence == "completed":
         return call.effect in ("unknown", "answered")
-    if event.kind == "body.erased" and call.evidence == "completed":
-        return call.superseded_by is not None or call.effect in ("happened", "absent")
+    if event.kind == "body.erased" and call.superseded_by is None:
+        return call.evidence in ("completed", "erased") and call.effect in ("happened", "absent")
     return True

@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from typing import Any, Final
 
+from proxy.codes import Code
 from proxy.dialects import base
 from proxy.dialects.base import Findings, Outcome, Reading, RequestFacts, TerminalEvidence
 from proxy.effects import PLAIN, UpstreamTraits
@@ -71,8 +72,11 @@ class OpenAIResponses:
         return base.read_whole(VERSION, _findings, status, headers, body, traits)
 
     def error_event(self, code: str, sentence: str) -> bytes:
-        """Codex, pydantic-ai and the AI SDK stop at once at `invalid_prompt` and show the sentence (clients.md section 7)."""
-        error = {"code": "invalid_prompt", "message": sentence, "type": code, "param": None}
+        """Codex, pydantic-ai and the AI SDK stop at once at `invalid_prompt` and show the sentence (clients.md section 7). Where a
+        setting accepts a second effect they may ask again, as after any `server_error`.
+        """
+        word = "server_error" if code == Code.UPSTREAM_LOST else "invalid_prompt"
+        error = {"code": word, "message": sentence, "type": code, "param": None}
         document = {
             "type": "response.failed",
             "sequence_number": _LAST_SEQUENCE_NUMBER,

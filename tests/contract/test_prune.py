@@ -228,15 +228,16 @@ async def test_chunk_named_since_the_count_is_spared(past: Past, tmp_path: Path)
 async def test_chunks_are_not_swept_while_a_body_is_staged(past: Past, tmp_path: Path) -> None:
     """They may be its own; once its event stands they are spared by that, and what nobody named goes."""
     staged = b"".join(prunes.random.Random("staged").randbytes(1000) for _ in range(300))
-    with retention.plan(ledger_of(tmp_path), 0) as plan, past.writer.keeps_staged():
-        await past.writer.stage(bodies.Packer(staged[at : at + 8000] for at in range(0, len(staged), 8000)))
-        plan.count(silent)
-        assert plan.page() is None
-        plan.find_loose(silent)
-        batch = plan.batch()
-        assert batch is not None
-        with pytest.raises(StagingError):
-            await control.erase(past.writer, batch)
+    packer = bodies.Packer(staged[at : at + 8000] for at in range(0, len(staged), 8000))
+    with retention.plan(ledger_of(tmp_path), 0) as plan:
+        async with past.writer.staged(packer):
+            plan.count(silent)
+            assert plan.page() is None
+            plan.find_loose(silent)
+            batch = plan.batch()
+            assert batch is not None
+            with pytest.raises(StagingError):
+                await control.erase(past.writer, batch)
     assert (await control.erase(past.writer, batch)).chunks == len(batch.erasure.chunks)  # type: ignore[union-attr]
 
 

@@ -1,7 +1,6 @@
 """The one writer: group commit, one winner per head, receipts in order, and poison that never hangs anybody."""
 
 import asyncio
-import io
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from ledger.bodies import packer_of
 from ledger.codec import digest_of
 from ledger.errors import (
     ClaimLostError,
@@ -24,7 +22,7 @@ from ledger.ids import Key
 from ledger.operations import Append, Appended, Entry
 from ledger.reader import open_reader
 from ledger.receipts import read_since
-from ledger.writer import BATCH_LIMIT, CHECKPOINT_BYTES, Writer
+from ledger.writer import BATCH_LIMIT, Writer
 from tests.harness.ledgers import (
     FIRST,
     KEY,
@@ -232,20 +230,3 @@ async def test_sent_receipt_is_synced_and_received_is_not_waited_for(kind: str, 
     await asyncio.wait_for(writer.close(), 5)
     recovered.store.close()
     recovered.receipts.close()
-
-
-async def test_full_disk_leaves_the_log_ahead_of_the_file(tmp_path: Path) -> None:
-    """A checkpoint copies pages into the ledger's file, and room is what commits need: it waits until there is some."""
-    state_dir, room = state_dir_in(tmp_path), [False]
-    recovered = start(state_dir)
-    writer = Writer(recovered.store, recovered.receipts, state_dir.wal, lambda: NOW_MS, lambda: room[0])
-    before = state_dir.ledger.stat().st_size
-    with writer.keeps_staged():
-        noise = io.BytesIO(os.urandom(2 * CHECKPOINT_BYTES))
-        assert (await writer.stage(packer_of(noise))).staged
-    assert state_dir.wal.stat().st_size > CHECKPOINT_BYTES
-    assert state_dir.ledger.stat().st_size == before
-    room[0] = True
-    await writer.append(claim_op())
-    await writer.close()
-    assert state_dir.ledger.stat().st_size > CHECKPOINT_BYTES

@@ -167,14 +167,12 @@ def test_words_between_two_answers_are_never_taken_for_the_second(tmp_path: Path
 def test_provider_that_cannot_be_reached_is_proven_not_sent(tmp_path: Path) -> None:
     """Refuses, or speaks no TLS: 503 each time, effect absent, and the next try is a resumed one."""
     with raw_upstream({}) as plain, socket.create_server(("127.0.0.1", 0)) as closed:
-        refusing = url_of(closed)
+        urls = {"refuses": url_of(closed), "no-tls": plain.url.replace("http:", "https:")}
         closed.close()
-        urls = {
-            "refuses": refusing,
-            "no-tls": plain.url.replace("http:", "https:"),
-        }
-        arguments = [argument for name, url in urls.items() for argument in ("--upstream", f"{name}={url}")]
-        with rig(tmp_path, *arguments) as made:
+        config = tmp_path / "sendonce.toml"
+        tables = (f'[upstreams.{name}]\nbase_url = "{url}"\nconnect_s = {IDLE_S}\n' for name, url in urls.items())
+        config.write_text("".join(tables))
+        with rig(tmp_path, "--config", str(config)) as made:
             for name in urls:
                 for generation in (1, 2):
                     answer = ask(made, f"/{name}/v1/x", name, b"{}")

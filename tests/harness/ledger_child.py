@@ -23,7 +23,7 @@ from ledger.events import AttemptAcknowledged, CallRequested
 from ledger.ids import Key
 from ledger.operations import Append, Entry
 from ledger.recovery import Acceptance, Recovered
-from ledger.spool import Spool
+from ledger.spool import Judged, Spool
 from ledger.writer import Writer
 from tests.harness import ledgers
 
@@ -68,7 +68,7 @@ class Child:
 
     async def start(self, accepted: str) -> Any:
         acceptance = Acceptance(accepted, "looked") if accepted in {"lost_tail", "copy"} else None  # type: ignore[arg-type]
-        done = ledgers.start(self.state_dir, lambda *_: accepted == "whole", acceptance)
+        done = ledgers.start(self.state_dir, lambda *_: Judged(accepted == "whole", is_kept=True), acceptance)
         self.recovered = done
         self.writer = Writer(done.store, done.receipts, self.state_dir.wal, lambda: ledgers.NOW_MS)
         return {

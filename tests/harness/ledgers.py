@@ -40,7 +40,7 @@ from ledger.events import (
     ReconcileObserved,
     Recorded,
 )
-from ledger.ids import NO_CHAIN, CallId, Digest, Key, Scope, new_call_id
+from ledger.ids import NO_CHAIN, CallId, Digest, Key, Scope, attempt_id, new_call_id
 from ledger.ladder import ATTEMPT_KINDS, NEXT, Evidence
 from ledger.operations import Append, Appended, Entry, Expect, Receipt
 from ledger.projection import CallState
@@ -179,16 +179,30 @@ class Ledger:
         return state
 
     def step(self, name: str, call: CallId = FIRST) -> Appended:
+        """An erasure that the table lists is made legal first."""
         state = self.store.state(call)
-        if name == "body.erased" and state is not None and state.evidence is Evidence.COMPLETED:
-            proven = replace(
-                NAMED["attempt.interpreted"], effect=Effect.HAPPENED
-            )  # a later reading: only then may it be erased
-            self.append(Entry(call, len(state.attempts), proven))
+        if name == "body.erased" and state is not None and name in NEXT[state.evidence] and not state.is_erasable:
+            self._make_erasable(state)
         entry = entry_for(name, call, self.store.state(call))
         if isinstance(entry.event, CallRequested):
             return self.claim(call, entry.event)
         return self.append(entry)
+
+    def _make_erasable(self, state: CallState) -> None:
+        """By a later reading where the call is completed, else by a call that continues it."""
+        if state.evidence is Evidence.COMPLETED:
+            proven = replace(NAMED["attempt.interpreted"], effect=Effect.HAPPENED)
+            self.append(Entry(state.call, len(state.attempts), proven))
+        else:
+            self.supersede(state)
+
+    def supersede(self, state: CallState) -> CallId:
+        """A call that continues it, accepted where that is needed."""
+        successor = new_call_id(NOW_MS + 1, state.generation.to_bytes(8, "big"))
+        accepts = attempt_id(state.call, state.attempt.number) if state.attempt else None
+        event = continuing(state.call, state.generation + 1, accepts_attempt=accepts, authority=OPERATOR)
+        self.claim(successor, replace(event, occurrence=state.occurrence))
+        return successor
 
     def events(self) -> list[Recorded]:
         return read_events(self.store._db.execute(ALL_EVENTS))

@@ -230,7 +230,7 @@ BODIES: Final = {
     ),
     "gzip by name only": cut(sized(COMPLETION, headers=GZIP), ended_by="no_terminal_evidence"),
     "coding that nobody knows": whole(b"200 OK", GZIPPED, SERVED, JSON + b"Content-Encoding: odd\r\n"),
-    "nothing": Case((sized(b""),), CUT, "no_terminal_evidence", status=None),
+    "nothing": Case((sized(b""),), CUT, "no_terminal_evidence", status=400, code="effect_happened"),
     "nothing, delimited by the close": cut(OK + JSON + b"\r\n", CLOSE, ended_by="no_terminal_evidence"),
     "empty document": whole(b"200 OK", b"{}", SERVED),
     "null": whole(b"200 OK", b"null", SERVED),

@@ -7,7 +7,7 @@ import pytest
 
 from ledger.errors import ClaimLostError, IllegalTransitionError
 from ledger.events import AttemptInterpreted, Event
-from ledger.ladder import ATTEMPT_KINDS, NEXT, Evidence, name_of
+from ledger.ladder import ATTEMPT_KINDS, IN_FLIGHT, NEXT, Evidence, name_of
 from ledger.operations import Entry
 from ledger.stages import Effect
 from tests.harness.ledgers import FIRST, NAMED, PATHS, decided, entry_for, ledger_in, observed, witnessed
@@ -104,6 +104,42 @@ def test_decision_on_a_settled_completed_call_is_refused(effect: Effect, tmp_pat
         with pytest.raises(IllegalTransitionError, match="nothing to decide"):
             ledger.append(Entry(FIRST, None, decided("not_served")))
         assert ledger.snapshot() == before
+
+
+@pytest.mark.parametrize("evidence", [row for row in Evidence if "body.erased" in NEXT[row]])
+def test_erasure_of_a_call_that_nothing_continues_is_refused(evidence: Evidence, tmp_path: Path) -> None:
+    """Its bodies are its evidence, unless its answer proves what became of it."""
+    with ledger_in(tmp_path) as ledger:
+        for name in PATHS[evidence]:
+            ledger.step(name)
+        before, tombstone = ledger.snapshot(), Entry(FIRST, None, NAMED["body.erased"])
+        if evidence is Evidence.ERASED:
+            assert ledger.append(tombstone).recorded
+            return
+        with pytest.raises(IllegalTransitionError, match="nothing continues it"):
+            ledger.append(tombstone)
+        assert ledger.snapshot() == before
+
+
+@pytest.mark.parametrize("evidence", [Evidence.MANIFEST, Evidence.NOT_SENT])
+def test_attempt_of_an_erased_call_never_starts(evidence: Evidence, tmp_path: Path) -> None:
+    """Only a superseded one is erased so early: whoever still holds its claim has lost it, and sends nothing."""
+    with ledger_in(tmp_path) as ledger:
+        erased = ledger.walk(*PATHS[evidence], "body.erased")
+        before = ledger.snapshot()
+        with pytest.raises(ClaimLostError, match="was continued by"):
+            ledger.append(Entry(FIRST, len(erased.attempts) + 1, NAMED["attempt.started"]))
+        assert ledger.snapshot() == before
+
+
+@pytest.mark.parametrize("evidence", sorted(IN_FLIGHT))
+def test_attempt_of_an_erased_call_is_not_in_flight(evidence: Evidence, tmp_path: Path) -> None:
+    """So no start salvages an answer for it, nor judges it not sent: what it left stays as it is."""
+    with ledger_in(tmp_path) as ledger:
+        ledger.walk(*PATHS[evidence])
+        assert [state.call for state in ledger.store.in_flight(1)] == [FIRST]
+        ledger.walk("body.erased")
+        assert ledger.store.in_flight(1) == ()
 
 
 LATER_ATTEMPT = [

@@ -50,7 +50,7 @@ class Walker:
         for call in self.calls:
             state = self.ledger.store.state(call)
             assert state is not None
-            names = sorted(NEXT[state.evidence])
+            names = sorted(set(NEXT[state.evidence]) - ({"body.erased"} if not state.is_erasable else set()))
             if state.superseded_by is None:
                 found.append(("continue", call))
             else:

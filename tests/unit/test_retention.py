@@ -14,7 +14,7 @@ from ledger.queries import NEWEST_OCCURRENCES
 from ledger.reader import open_reader
 from ledger.retention import Page, kept_body
 from ledger.stages import Effect, NextOperation, Stage
-from tests.harness.histories import Past, completed, observed, one
+from tests.harness.histories import Past, completed, observed, one, steps_to
 from tests.harness.ledgers import DIGEST, FIRST, KEY, NAMED, NOW_MS, PATHS, REQUESTED, SCOPE, call_id, ledger_in
 
 KEEPING = {"call.manifest": "request"} | {name: "response" for name in NAMED if name.startswith("attempt.observed")}
@@ -38,6 +38,8 @@ def test_body_that_was_only_counted_is_kept_by_nobody() -> None:
     assert kept_body(recorded(observed("response"))) == ("response", observed("response").body)
 
 
+# Behind a manifest, or behind an attempt that a receipt proves.
+KEEP_A_BODY = set(PATHS) - {Evidence.NOTHING, Evidence.REQUESTED, Evidence.PREPARATION_FAILED}
 ENDS = {
     Effect.HAPPENED: (Stage.CLOSED, NextOperation.NONE),
     Effect.ABSENT: (Stage.COMPLETED, NextOperation.START_CALL),
@@ -69,15 +71,36 @@ def test_superseded_completed_call_is_erasable_whatever_its_effect(effect: Effec
 
 
 @pytest.mark.parametrize("evidence", sorted(set(PATHS) - {Evidence.COMPLETED, Evidence.ERASED, Evidence.NOTHING}))
-@pytest.mark.parametrize("superseded", [False, True])
-def test_call_that_is_not_completed_is_never_erasable(evidence: Evidence, superseded: bool) -> None:
+def test_call_that_is_not_completed_is_not_erasable(evidence: Evidence) -> None:
     """Unresolved, settled by a decision, or not sent yet: a tombstone contradicts the record."""
     past = Past()
-    path = PATHS[evidence]
-    call = past.call(*(path[1:] if path[0] == "call.requested" else path))
-    if superseded:
-        past.call("call.manifest", generation=2, continues=call, why_new="decision")
+    call = past.call(*steps_to(evidence))
     assert not past.calls[call].is_erasable
+    past.step(call, "body.erased")
+    assert past.calls[call].stage is Stage.CORRUPTION
+
+
+@pytest.mark.parametrize("evidence", sorted(KEEP_A_BODY - {Evidence.COMPLETED, Evidence.ERASED}))
+def test_superseded_call_is_erasable_whatever_its_evidence(evidence: Evidence) -> None:
+    """Nothing can be decided about it any more; erased, it is what it was."""
+    past = Past()
+    call = past.call(*steps_to(evidence))
+    past.call("call.manifest", generation=2, continues=call, why_new="decision")
+    before = past.calls[call]
+    assert before.is_erasable
+    past.step(call, "body.erased")
+    past.step(call, "body.erased")
+    erased = past.calls[call]
+    assert (erased.stage, erased.effect, erased.evidence) == (Stage.SUPERSEDED, before.effect, evidence)
+    assert (before.erased, erased.erased, erased.is_erasable) == (False, True, True)
+
+
+@pytest.mark.parametrize("evidence", [Evidence.REQUESTED, Evidence.PREPARATION_FAILED])
+def test_call_that_never_had_a_body_gets_no_tombstone(evidence: Evidence) -> None:
+    """Superseded or not: there is nothing that it could name."""
+    past = Past()
+    call = past.call(*steps_to(evidence))
+    past.call("call.manifest", generation=2, continues=call)
     past.step(call, "body.erased")
     assert past.calls[call].stage is Stage.CORRUPTION
 

@@ -1,4 +1,4 @@
-"""Erasures as somebody would forge them: for a call that is not over, a second time, or without bytes ever kept."""
+"""Erasures as somebody would forge them: for a call that is not over, a second time, or without bytes ever kept. And one that is none."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,9 +30,11 @@ def erase_what_was_never_sent(parts: Parts, directory: Path) -> None:
     remove(directory, REQUESTS[UNSENT])
 
 
-def erase_what_was_decided(parts: Parts, _: Path) -> None:
-    """Superseded, but never completed. (Its bytes stay: the call that continues it keeps them.)"""
+def erase_what_is_decided_before_it_is_continued(parts: Parts, _: Path) -> None:
+    """Somebody may still decide otherwise. (Its bytes stay: the call that continues it keeps them.)"""
     erase(parts, CUT, "request", REQUESTS[CUT])
+    tombstone = parts.events.pop()
+    parts.events.insert(parts.events.index(at(parts, "call.requested", AGAIN)), tombstone)
 
 
 def erase_before_it_is_completed(parts: Parts, directory: Path) -> None:
@@ -59,7 +61,7 @@ def erase_what_was_not_kept(parts: Parts, _: Path) -> None:
 
 FORGERIES: dict[Forgery, str] = {
     erase_what_was_never_sent: "order_illegal",
-    erase_what_was_decided: "order_illegal",
+    erase_what_is_decided_before_it_is_continued: "order_illegal",
     erase_before_it_is_completed: "order_illegal",
     erase_what_is_answered_by_an_error: "order_illegal",
     erase_twice: "erasure_illegal",
@@ -77,6 +79,16 @@ def test_forged_tombstone_is_found(forge: Forgery, tmp_path: Path) -> None:
     report = verify(directory)
     assert FORGERIES[forge] in {finding.name for finding in report.findings}
     assert report.verdict is Verdict.CONTRADICTION
+
+
+def test_erasure_of_a_call_that_another_continues_is_no_finding(tmp_path: Path) -> None:
+    """Although it was never completed; stage and effect, as the inspections tell them, stay. (What counts its events is stale.)"""
+    directory = tmp_path / "bundle"
+    parts = good_bundle(directory).parts
+    erase(parts, CUT, "request", REQUESTS[CUT])
+    write(parts, directory)
+    found = {finding.name for finding in verify(directory).findings}
+    assert found == {name for name in found if name.startswith(("inspection", "index", "bundle_head"))}
 
 
 def test_body_that_is_gone_without_a_tombstone_is_found(tmp_path: Path) -> None:
