@@ -37,14 +37,15 @@ BATCH_CHUNKS: Final = 100  # in one append, for the same reason: their pages are
 COUNTED_EVENTS: Final = 5000  # read in one snapshot while counting, so that the WAL can start over in between
 OUTRUN_EVENTS: Final = 1000  # after what was counted, which the writer reads again: some 20 ms
 
-# `kept`: what a call keeps now. `seen`: when a call began, and its last evidence: how old it is. `gone`: bodies that a dry run pretends to
-# take away. `named`, `loose`: chunks of bodies, of none.
+# `kept`: what a call keeps now. `seen`: when a call began, and its last evidence: how old it is. `gone`: bodies that
+# a dry run pretends to take away. `shared`: erased for one call and still kept by another. `named`, `loose`: chunks of bodies, of none.
 _TABLES: Final = """
     PRAGMA temp_store = FILE;
     CREATE TEMP TABLE kept(call TEXT, which TEXT, digest TEXT, PRIMARY KEY(call, which, digest)) WITHOUT ROWID;
     CREATE INDEX temp.kept_by_digest ON kept(digest, call);
     CREATE TEMP TABLE seen(call TEXT PRIMARY KEY, began_ms INTEGER, last_ms INTEGER) WITHOUT ROWID;
     CREATE TEMP TABLE gone(digest TEXT PRIMARY KEY) WITHOUT ROWID;
+    CREATE TEMP TABLE shared(digest TEXT PRIMARY KEY) WITHOUT ROWID;
     CREATE TEMP TABLE named(digest BLOB PRIMARY KEY) WITHOUT ROWID;
     CREATE TEMP TABLE loose(digest BLOB PRIMARY KEY, bytes INTEGER) WITHOUT ROWID;"""
 _SEEN: Final = "INSERT INTO seen VALUES(?1, ?2, ?2) ON CONFLICT DO UPDATE SET last_ms = ?2"
@@ -112,7 +113,7 @@ def _chunks_of(db: sqlite3.Connection, digest: Digest) -> Iterator[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The next calls, in order. `kept_elsewhere`: tombstones whose bytes stay, because another call keeps them too."""
+    """The next calls, in order. `shared`: bodies whose bytes stay for now, because another call keeps them too."""
 
     tombstones: tuple[tuple[CallId, str, Digest], ...]
     bodies: tuple[tuple[Digest, int], ...]
@@ -124,8 +125,8 @@ class Page:
     counted_through: int
 
     @property
-    def kept_elsewhere(self) -> int:
-        return len({digest for _, _, digest in self.tombstones}) - len(self.bodies)
+    def shared(self) -> frozenset[Digest]:
+        return frozenset(digest for _, _, digest in self.tombstones).difference(digest for digest, _ in self.bodies)
 
     @property
     def calls(self) -> int:
@@ -222,7 +223,13 @@ class Plan:
 
     def done(self, page: Page) -> None:
         """Go on behind it. That its bodies are gone, the next count reads in its events."""
+        self._db.executemany("INSERT OR IGNORE INTO shared VALUES(?)", [(digest,) for digest in page.shared])
+        self._db.executemany("DELETE FROM shared WHERE digest = ?", [(digest,) for digest, _ in page.bodies])
         self._after = page.last
+
+    def kept_elsewhere(self) -> int:
+        """How many bodies have tombstones of this prune and stay, because a call that it leaves alone keeps them too."""
+        return int(self._db.execute("SELECT count(*) FROM shared").fetchone()[0])
 
     def pretend(self, page: Page) -> None:
         """For a dry run, where no event says so."""

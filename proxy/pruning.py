@@ -54,7 +54,6 @@ class Ask:
 class _Tally:
     calls: int = 0
     tombstones: int = 0
-    kept_elsewhere: int = 0
     erased: Erased = field(default_factory=Erased)
     skipped: int = 0
     oldest: tuple[int, CallId] | None = None
@@ -63,7 +62,6 @@ class _Tally:
     def add(self, page: retention.Page, erased: Erased) -> None:
         self.calls += page.calls
         self.tombstones += len(page.tombstones)
-        self.kept_elsewhere += page.kept_elsewhere
         self.took(erased)
         self.skipped += len(page.skipped)
         oldest = [(began_ms, call) for call, began_ms in page.skipped] + ([self.oldest] if self.oldest else [])
@@ -217,7 +215,7 @@ def _document(state_dir: StateDir, ask: Ask, tally: _Tally, plan: Plan) -> dict[
         "calls": tally.calls,
         "tombstones": tally.tombstones,
         **asdict(tally.erased),
-        "kept_elsewhere": tally.kept_elsewhere,
+        "kept_elsewhere": plan.kept_elsewhere(),
         "skipped": tally.skipped,
         "oldest_skipped": oldest,
         "oldest_skipped_at": instant(began_ms),

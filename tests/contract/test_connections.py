@@ -142,3 +142,29 @@ async def test_body_is_no_head_however_large_and_slow_it_comes() -> None:
             client.writer.write(body)
             assert (await client.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
             assert await client.reader.readexactly(len(b"%d" % len(body))) == b"%d" % len(body)
+
+
+@pytest.mark.parametrize("flood", [False, True], ids=["late", "large"])
+async def test_head_behind_a_request_that_is_answered_is_bounded_too(flood: bool) -> None:
+    """Pipelined: the answer before it is not spoilt by a late one, whose time counts from its end; a large one ends both."""
+    async with connections(header_timeout_s=0.05) as connect:
+        begun, goes_on = asyncio.Event(), asyncio.Event()
+
+        async def late(request: web.BaseRequest) -> web.StreamResponse:
+            begun.set()
+            await goes_on.wait()
+            return await hello(request)
+
+        client = await connect(late)
+        client.writer.write(GET)
+        await begun.wait()
+        client.writer.write(
+            b"GET /y HTTP/1.1\r\nHost: h\r\n" + (b"X-Filler: " + b"x" * 60_000 + b"\r\n") * (6 if flood else 0)
+        )
+        if flood:
+            assert await client.rest() == b""
+            return
+        asyncio.get_running_loop().call_later(0.15, goes_on.set)  # its deadline, three times
+        answers = await client.rest()
+    assert answers.startswith(b"HTTP/1.1 200")
+    assert b"did not come within 0.05 s" in answers

@@ -25,6 +25,7 @@ from tests.harness.prunes import (
     ANSWERS,
     BILLED,
     CANARY,
+    CUT,
     ERASABLE,
     LOST,
     NEXT_TURN,
@@ -44,6 +45,8 @@ POINTS: Final = {"before-commit": 5, "after-commit": 5, "prune-erased": 1, "prun
 ENDS: Final = dict.fromkeys(ERASABLE, ("closed", "happened", "none")) | {
     REFUSED: ("completed", "absent", "start_call"),
     prunes.FAILED: ("superseded", "answered", "none"),
+    prunes.UNREACHED: ("superseded", "absent", "none"),
+    CUT: ("superseded", "happened", "none"),
     LOST: ("effect_unknown", "unknown", "reconcile_effect"),
     NEXT_TURN: ("effect_unknown", "unknown", "reconcile_effect"),
     BILLED: ("completed", "answered", "start_call"),
@@ -109,7 +112,7 @@ async def assert_pruned(state_dir: StateDir) -> None:
     assert kept == kept_bodies()
     assert chunks == chunks_of(*(REQUESTS[call] for call in SKIPPED), ANSWERS[BILLED])
     expected = [(call, "request", digest_of(REQUESTS[call])) for call in ERASABLE]
-    expected += [(call, "response", digest_of(ANSWERS[call])) for call in ERASABLE]
+    expected += [(call, "response", digest_of(ANSWERS[call])) for call in ERASABLE if call in ANSWERS]
     assert tombstones(state_dir.ledger) == sorted(expected)
     assert await rows(state_dir) == ENDS
     await assert_sound(state_dir)
@@ -121,7 +124,7 @@ async def test_prune_erases_what_is_proven_and_keeps_what_others_need(state_dir:
     done = prune_process(state_dir, "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    assert (document["calls"], document["tombstones"], document["skipped"]) == (6, 12, 3)
+    assert (document["calls"], document["tombstones"], document["skipped"]) == (10, 19, 3)
     assert document["oldest_skipped"] == LOST
     assert document["kept_elsewhere"] == 1  # LOST keeps what SAME_ANSWER asked
     await assert_pruned(state_dir)
@@ -285,9 +288,40 @@ async def test_tombstone_of_a_call_that_is_not_proven_is_refused_and_changes_not
 
 @pytest.mark.usefixtures("past")
 async def test_only_calls_completed_by_then_are_erased(tmp_path: Path) -> None:
-    """The age of a call is that of its completion."""
+    """The age of a call is that of its last evidence: of its completion, where it has one."""
     with retention.plan(ledger_of(tmp_path), prunes.LONG_AGO_MS - 1) as plan:
         plan.count(silent)
         assert plan.page() is None
     with retention.plan(ledger_of(tmp_path), prunes.LONG_AGO_MS) as plan:
         assert counted(plan).calls == len(ERASABLE)
+
+
+async def test_age_of_a_continued_call_is_its_own(past: Past, tmp_path: Path) -> None:
+    """The call that continues it is as new as can be, and keeps what it needs itself: the same question."""
+    past.at_ms = NOW_MS
+    await past.send(prunes.LATER, LOST, **prunes.accepting(LOST, "on_unknown"))
+    with retention.plan(ledger_of(tmp_path), prunes.LONG_AGO_MS) as plan:
+        page = counted(plan)
+        assert {call for call, _, _ in page.tombstones} == {*ERASABLE, LOST}
+        assert {call for call, _ in page.skipped} == set(SKIPPED) - {LOST}
+        await past.writer.append(page.append("retention", "ada"))
+    assert await read(past, REQUESTS[LOST]) == REQUESTS[LOST]
+
+
+async def test_observation_behind_an_erasure_is_legal_and_erased_by_the_next_prune(tmp_path: Path) -> None:
+    """No proxy writes one (a flight that is alive is never superseded); if one did, nothing would contradict it."""
+    state_dir = prunes.ledgers.state_dir_in(tmp_path / "state")
+    async with past_in(state_dir) as past:
+        await past.happen()
+        await past.send(prunes.LATER, LOST, **prunes.accepting(LOST, "on_unknown"))
+        await past.answer(prunes.LATER, 200, "happened")
+        with retention.plan(ledger_of(tmp_path), NOW_MS) as plan:
+            await prunes.prune(past.writer, plan)
+        assert digest_of(REQUESTS[LOST]) not in stored(state_dir.ledger)[0]
+        await past.observe(LOST, "partial", 200, b"at last")
+        assert await read(past, b"at last") == b"at last"
+    await assert_sound(state_dir)
+    assert prune_process(state_dir).returncode == 0
+    assert digest_of(b"at last") not in stored(state_dir.ledger)[0]
+    assert (await rows(state_dir))[LOST] == ("superseded", "happened", "none")
+    await assert_sound(state_dir)

@@ -1,8 +1,12 @@
 """The state disk fills up under streams: what is in flight is recorded, what is new is refused, and room ends it (semantics I10)."""
 
+import http.client
 import json
+import os
 import threading
 from pathlib import Path
+
+import pytest
 
 from tests.harness.connections import CALLER, receipts_of
 from tests.harness.processes import Answer, Process, Rig, chat, rig, until
@@ -73,3 +77,61 @@ def test_start_on_a_full_disk_does_not_admit(tmp_path: Path) -> None:
         assert made.chat(chat(text="after")).code == "cannot_record"
         filler.unlink()
         assert made.chat(chat(text="after")).disposition == "forwarded"
+
+
+def test_large_upload_is_refused_where_it_would_not_fit_and_harms_nobody(tmp_path: Path) -> None:
+    """It lies in a file while it comes, and would lie in the ledger twice: a stream beside it is answered whole."""
+    with small_disk(tmp_path / "disk", 100) as disk, rig(disk) as made:
+        answers: dict[int, Answer] = {}
+        beside = threading.Thread(target=stream, args=(made, 1, answers))
+        beside.start()
+        until(lambda: len(made.provider_receipts()) == 1)
+        upload = os.urandom(40_000_000)
+        refused = made.post("/openai/v1/files", upload, {"Content-Type": "application/octet-stream"})
+        assert (refused.status, refused.code) == (503, "cannot_record")
+        beside.join()
+        assert answers[1].body.endswith(b"data: [DONE]\n\n")
+        assert receipts_of(made, upload) == []
+        assert made.chat(chat(text="as before")).status == 200
+
+
+def test_large_answer_is_cut_before_it_takes_the_room_of_the_others(tmp_path: Path) -> None:
+    """More than the disk holds: recorded as what came, not kept; a small stream beside it ends whole, and the process goes on."""
+    with small_disk(tmp_path / "disk", 100) as disk, rig(disk) as made:
+        answers: dict[int, Answer] = {}
+        beside = threading.Thread(target=stream, args=(made, 1, answers))
+        beside.start()
+        body, key = chat("synthetic/size=200000000,chunks=2000", stream=True), {"Idempotency-Key": "large"}
+        with pytest.raises(http.client.IncompleteRead):
+            made.chat(body, key)
+        beside.join()
+        assert answers[1].body.endswith(b"data: [DONE]\n\n")
+        made.settled()
+        (large,) = [row["call_id"] for row in made.calls() if row["key"] == "large"]
+        attempt = made.show(large)["attempt_rows"][0]
+        assert (attempt["observation"], attempt["ended_by"]) == ("partial", "DiskFull")
+        assert made.chat(body, key).code == "effect_happened"
+        until(lambda: health(made).status == 200)
+
+
+def test_commit_that_finds_no_room_ends_the_process(tmp_path: Path) -> None:
+    """Without a reserve: 70, so that a supervisor starts it again, and with room it recovers; nothing was sent twice."""
+    with small_disk(tmp_path / "disk", 20) as disk, rig(disk) as made:
+        made.chat(chat(text="before"))
+        assert made.proxy_process is not None
+        made.proxy_process.stop()
+        (disk / "small.toml").write_text("[limits]\ndisk_reserve_bytes = 1\n")
+        made.arguments = ["--config", str(disk / "small.toml")]
+        made.start()
+        filler = fill(disk, leave_bytes=16 * 1024)
+        for number in range(20):
+            try:
+                made.chat(chat(text=f"{number}"))
+            except (ConnectionError, http.client.HTTPException):
+                break
+        assert made.proxy_process.wait() == 70
+        filler.unlink()
+        made.start()
+        assert made.chat(chat(text="after")).status == 200
+        sent = [line["body_blake3"] for line in made.provider_receipts()]
+        assert len(sent) == len(set(sent))

@@ -2,10 +2,12 @@
 
 import http.client
 import json
+import socket
 import ssl
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import trustme
 
 from tests.harness.connections import connected, exchange, read_answer, request_bytes, status_of
 from tests.harness.egress import egress
+from tests.harness.narrow import DESCRIPTORS, LIMITED
 from tests.harness.neighbours import beside
 from tests.harness.processes import ANSWER_LIMIT_S, Answer, Process, Rig, until
 from tests.harness.upstreams import Act, Piece, RawUpstream, raw_upstream
@@ -193,16 +196,56 @@ def test_call_whose_client_leaves_while_it_waits_is_never_sent(shared: Rig) -> N
         assert bodies(provider) == ["first"]
 
 
+def test_burst_leaves_no_more_than_the_queue_holds(shared: Rig) -> None:
+    """Ten at the same moment: one is sent, one waits, eight are refused before anything of them is recorded."""
+    with one_at_a_time(shared) as (made, provider), ThreadPoolExecutor(10) as pool:
+        answers = [
+            pool.submit(made.post, "/local/v1/x", asked(f"{number}").partition(b"\r\n\r\n")[2]) for number in range(10)
+        ]
+        until(lambda: sum(answer.done() for answer in answers) == 8)
+        refused = [answer.result() for answer in answers if answer.done()]
+        assert {(answer.status, answer.code) for answer in refused} == {(503, "overloaded")}
+        assert len(made.calls()) == 2
+        provider.released.set()
+        assert sorted(answer.result().status for answer in answers) == [200] * 2 + [503] * 8
+        assert len(bodies(provider)) == 2
+
+
+def test_stop_tells_who_waits_that_nothing_was_sent(shared: Rig) -> None:
+    """503 `draining` at once, and the record agrees; what was sent is waited for."""
+    with one_at_a_time(shared) as (made, provider), connected(made.port) as first, connected(made.port) as second:
+        first.sendall(asked("first"))
+        until(lambda: bodies(provider) == ["first"])
+        second.sendall(asked("second"))
+        until(lambda: len(stages(made)) == 2)
+        assert made.proxy_process is not None
+        made.proxy_process.child.terminate()
+        told = read_answer(second)
+        assert (told.status, told.code) == (503, "draining")
+        provider.released.set()
+        assert read_answer(first).status == 200
+        assert made.proxy_process.stop() == 0
+        assert stages(made) == ["completed", "manifest_recorded"]
+        assert bodies(provider) == ["first"]
+
+
 # --- the listener -------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def listening(shared: Rig, name: str, settings: str, scheme: str, environment: dict[str, str]) -> Iterator[Rig]:
+def listening(
+    shared: Rig,
+    name: str,
+    settings: str,
+    scheme: str,
+    environment: dict[str, str],
+    module: tuple[str, ...] = ("-m", "proxy"),
+) -> Iterator[Rig]:
     """A proxy that listens in another way than on loopback in the clear."""
     config = shared.directory / f"{name}.toml"
     config.write_text(settings)
     made = Rig(shared.directory, shared.provider_process, state_name=name)
-    arguments = ["-m", "proxy", "serve", "--port", "0", "--state-dir", str(made.state_dir), "--config", str(config)]
+    arguments = [*module, "serve", "--port", "0", "--state-dir", str(made.state_dir), "--config", str(config)]
     made.proxy_process = Process(arguments, rf"listens on {scheme}://[^ ]*:(\d+)", environment)
     try:
         yield made
@@ -210,14 +253,37 @@ def listening(shared: Rig, name: str, settings: str, scheme: str, environment: d
         made.proxy_process.close()
 
 
-def test_listener_with_a_certificate_speaks_tls_and_nothing_else(shared: Rig, authority: Authority) -> None:
-    """A call passes; plain HTTP on that port is closed without an answer and without a trace."""
+def certified(shared: Rig, authority: Authority) -> str:
     cert, key = shared.directory / "cert.pem", shared.directory / "key.pem"
     issued = authority.ca.issue_cert("127.0.0.1")
     issued.private_key_pem.write_to_path(str(key))
     cert.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+    return f'tls_cert = "{cert}"\ntls_key = "{key}"\n'
+
+
+def test_connections_without_a_handshake_take_no_call_its_descriptors(shared: Rig, authority: Authority) -> None:
+    """More of them than the process has descriptors, and no token needed: a call in flight ends well, and a new one passes."""
+    with serving(Act.HOLD, SERVED) as provider, ExitStack() as silent:
+        settings = certified(shared, authority) + "[timeouts]\nclient_header_s = 0.5\n" + upstream_table(provider)
+        with listening(shared, "silent", settings, "https", {}, ("-c", LIMITED)) as made:
+            context = ssl.create_default_context(cafile=authority.file)
+            clients = [http.client.HTTPSConnection("127.0.0.1", made.port, context=context) for _ in range(2)]
+            clients[0].request("POST", "/local/v1/x", b"{}", {"Idempotency-Key": "flying"})
+            until(lambda: len(provider.requests) == 1)
+            for _ in range(2 * DESCRIPTORS):
+                silent.enter_context(socket.create_connection(("127.0.0.1", made.port)))
+            provider.released.set()
+            assert clients[0].getresponse().status == 200
+            clients[1].request("POST", "/local/v1/x", b"{}", {"Idempotency-Key": "new"})
+            assert clients[1].getresponse().status == 200
+            for client in clients:
+                client.close()
+
+
+def test_listener_with_a_certificate_speaks_tls_and_nothing_else(shared: Rig, authority: Authority) -> None:
+    """A call passes; plain HTTP on that port is closed without an answer and without a trace."""
     with serving() as provider:
-        settings = f'tls_cert = "{cert}"\ntls_key = "{key}"\n' + upstream_table(provider)
+        settings = certified(shared, authority) + upstream_table(provider)
         with listening(shared, "tls", settings, "https", {}) as made:
             context = ssl.create_default_context(cafile=authority.file)
             client = http.client.HTTPSConnection("127.0.0.1", made.port, timeout=ANSWER_LIMIT_S, context=context)

@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from tests.harness.connections import connected, read_answer, read_until, receipts_of, request_bytes, status_of
+from tests.harness.narrow import LIMITED
 from tests.harness.neighbours import beside, process_of
 from tests.harness.processes import Process, Rig, chat, message, until
 
@@ -16,12 +17,7 @@ FIRST_TRY = {"x-stainless-lang": "python", "x-stainless-retry-count": "0"}
 SLOW = "synthetic/chunks=20,interval=0.05"  # alive while its client leaves and comes back
 ENDLESS = "synthetic/chunks=100000,interval=0.02"  # its place is free once a piece cannot be written any more
 HANDED_OVER = ("attached", "replayed")
-DESCRIPTORS, CLIENTS = 128, 60
-# The hard limit too: the proxy raises its soft one to it.
-LIMITED = (
-    f"import resource, runpy; resource.setrlimit(resource.RLIMIT_NOFILE, ({DESCRIPTORS}, {DESCRIPTORS}));"
-    "runpy.run_module('proxy', run_name='__main__', alter_sys=True)"
-)
+CLIENTS = 60
 
 
 @pytest.fixture(scope="module")

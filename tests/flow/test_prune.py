@@ -1,23 +1,31 @@
 """`sendonce prune` beside a living proxy and after its death: what it erases, and what the same requests get then."""
 
+import itertools
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ledger.bodies import chunk_digests
 from tests.harness.crashes import CHAT_PATH, held, receipts_of, records_of
-from tests.harness.processes import ROOT, Rig, chat, rig
+from tests.harness.crashes import CUT as BROKEN
+from tests.harness.processes import ROOT, Rig, chat, rig, start_provider, until
 from tests.verifier.bundles import digest_of
 
 KEYED = {"Idempotency-Key": "the-key"}
 SDK = {"x-stainless-lang": "python"}
 RETRY = {**SDK, "x-stainless-retry-count": "1"}
+CLIENTS = 6
 ALL = ("prune", "--older-than", "0", "--by", "ada")
 
 
@@ -111,7 +119,7 @@ def test_prune_of_a_dead_proxy_recovers_first_and_leaves_the_unknown_alone(runni
     assert done.returncode == 0, done.stderr
     unknown = running.calls()[0]
     assert (unknown["stage"], unknown["erased"]) == ("effect_unknown", False)
-    assert "1 calls completed through" in done.stdout
+    assert "1 calls completed or continued through" in done.stdout
     assert "1 calls as old keep their bodies" in done.stdout
     assert f"sendonce show {unknown['call_id']} --state-dir" in done.stdout
     assert "The file does not shrink" in done.stdout
@@ -164,6 +172,116 @@ def test_age_is_taken_from_the_settings(running: Rig, tmp_path: Path) -> None:
     config = tmp_path / "sendonce.toml"
     config.write_text("[limits]\nretention_days = 0\n")
     assert json.loads(running.command("prune", "--json", "--config", str(config)).stdout)["calls"] == 1
+
+
+# --- calls that another one carries on ---------------------------------------------------------------------------------------
+
+
+def kept(made: Rig) -> tuple[int, int]:
+    """How many bodies are in the ledger, and how many chunks that belong to none."""
+    with closing(sqlite3.connect(f"file:{made.paths.ledger}?mode=ro", uri=True)) as db:
+        named = [chunk for (chunks,) in db.execute("SELECT chunks FROM body") for chunk in chunk_digests(chunks)]
+        return db.execute("SELECT count(*) FROM body").fetchone()[0], len(
+            {digest for (digest,) in db.execute("SELECT digest FROM chunk")}.difference(named)
+        )
+
+
+def test_prompt_that_was_resumed_is_erased_with_both_its_calls(running: Rig) -> None:
+    """The provider was away, and the retry was served: nothing of the question stays, and the first call is what it was."""
+    body, port = chat(text="a question that nobody heard at first"), running.provider_process.port
+    running.provider_process.kill()
+    assert running.chat(body).code == "upstream_unreachable"
+    running.provider_process = start_provider(running.receipts_file, port=port)
+    assert running.chat(body).disposition == "resumed"
+    running.settled()
+    assert verified(running)
+    document = prune(running)
+    assert (document["calls"], document["tombstones"], document["skipped"], kept(running)) == (2, 3, 0, (0, 0))
+    assert [(row["stage"], row["effect"], row["erased"]) for row in running.calls()] == [
+        ("closed", "happened", True),
+        ("superseded", "absent", True),
+    ]
+    assert verified(running)
+
+
+CUT = {"cut": "synthetic/cut=1,times=1", "lost": "synthetic/reset=before,times=1"}
+
+
+@pytest.mark.parametrize("how", CUT)
+def test_prompt_whose_first_answer_broke_off_is_erased_once_it_was_sent_again(how: str, tmp_path: Path) -> None:
+    """On a setting's authority: whether the first try was served stays as unknown as it was, on record."""
+    config = tmp_path / "sendonce.toml"
+    config.write_text('[upstreams.openai.policy.generate]\nafter_cut_stream = "accept"\non_unknown = "accept"\n')
+    with rig(tmp_path, "--config", str(config)) as made:
+        body = chat(CUT[how], "a question", stream=True)
+        with suppress(*BROKEN):
+            made.chat(body)
+        made.settled()
+        first = made.calls()[0]
+        assert made.chat(body).status == 200
+        made.settled()
+        document = prune(made)
+        assert (document["calls"], document["skipped"], document["kept_elsewhere"], kept(made)) == (2, 0, 0, (0, 0))
+        row = row_of(made, first["call_id"])
+        assert (row["stage"], row["effect"], row["erased"]) == ("superseded", first["effect"], True)
+        assert verified(made)
+
+
+# --- beside traffic ------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def traffic(made: Rig, prompts: Callable[[int], bytes]) -> Iterator[list[int]]:
+    """Clients that ask without a pause, until the body of this context ends; the statuses of their answers."""
+    ended, statuses = threading.Event(), list[int]()
+
+    def ask(client: int) -> None:
+        for number in itertools.count(client, CLIENTS):
+            if ended.is_set():
+                return
+            statuses.append(made.chat(prompts(number)).status)
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        asking = [pool.submit(ask, client) for client in range(CLIENTS)]
+        try:
+            until(lambda: statuses)
+            yield statuses
+        finally:
+            ended.set()
+            for one in asking:
+                one.result()
+
+
+def test_prune_beside_constant_small_traffic_sweeps_all(running: Rig) -> None:
+    """Small bodies come with their events, so nobody waits for a moment without one."""
+    for number in range(3):
+        running.chat(chat(text=os.urandom(500_000).hex() + str(number)))
+    running.settled()
+    with traffic(running, lambda number: chat(text=f"small {number}")) as statuses:
+        document = prune(running)
+    running.settled()
+    assert (document["left"], document["chunks"] > 100, set(statuses)) == (None, True, {200})
+    assert kept(running)[1] == 0
+    assert verified(running)
+
+
+def test_prune_beside_large_uploads_takes_no_chunk_of_theirs(running: Rig) -> None:
+    """The same questions of 3 MB again and again, while what was answered before is erased: each answered, each whole."""
+    large = [chat(text=os.urandom(1_500_000).hex()) for _ in range(3)]
+    with traffic(running, lambda number: large[number % len(large)]) as statuses:
+        documents = [prune(running) for _ in range(3)]
+        before = len(statuses)
+        until(lambda: len(statuses) > before)
+    running.settled()
+    assert set(statuses) == {200}
+    assert sum(document["bodies"] for document in documents) > 0
+    assert verified(running)
+    assert prune(running)["left"] is None
+    assert kept(running) == (0, 0)
+    assert verified(running)
+
+
+# --- options ---------------------------------------------------------------------------------------------------------------------
 
 
 BAD = {

@@ -1,8 +1,11 @@
 """Content codings: the recorded bytes stay encoded, readings decode them, with a limit."""
 
 import gzip
+import tracemalloc
 import zlib
+from collections import deque
 
+import brotli
 import pytest
 import zstandard
 
@@ -62,3 +65,24 @@ def test_decompression_bomb_is_judged_by_status(coding: bytes, bomb: bytes) -> N
     reading = MESSAGES.interpret(200, headers, bomb)
     assert (reading.outcome, reading.effect) == (Outcome.UNINTERPRETABLE, Effect.HAPPENED)
     assert reading.provider_ids == {"request-id": "req_1"}
+
+
+@pytest.mark.parametrize(
+    ("coding", "bomb"),
+    [
+        (b"gzip", gzip.compress(bytes(10**9 // 4))),
+        (b"deflate", zlib.compress(bytes(10**9 // 4))),
+        (b"br", brotli.compress(bytes(10**9 // 4))),
+        (b"zstd", zstandard.compress(bytes(10**9 // 4))),
+    ],
+)
+def test_bomb_in_a_stream_is_damage_before_it_fills_the_memory(coding: bytes, bomb: bytes) -> None:
+    """Piece by piece as it comes: nothing more of it is released, and no piece becomes more than a few megabytes."""
+    decode = codings.decoder(((b"content-encoding", coding),))
+    tracemalloc.start()
+    try:
+        with pytest.raises(codings.UndecodableError):
+            deque(decode(bomb[at : at + 65536]) for at in range(0, len(bomb), 65536))
+        assert tracemalloc.get_traced_memory()[1] < 8 * codings.DECODED_PIECE_LIMIT_BYTES
+    finally:
+        tracemalloc.stop()

@@ -121,7 +121,7 @@ def test_page_becomes_one_append_with_a_tombstone_for_each_body() -> None:
         (call_id(2), "request", shared.digest),
     )
     page = Page(tombstones, ((own.digest, own.size),), (), 2, call_id(2), 7)
-    assert (page.calls, page.kept_elsewhere, page.erased.bodies, page.erased.body_bytes) == (2, 1, 1, 3)
+    assert (page.calls, page.shared, page.erased.bodies, page.erased.body_bytes) == (2, {shared.digest}, 1, 3)
     op = page.append("asked", "ada")
     assert [entry.event for entry in op.entries] == [
         BodyErased(Digest(digest), which, "asked", "ada")  # type: ignore[arg-type]

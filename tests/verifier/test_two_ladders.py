@@ -155,6 +155,10 @@ STEP = st.builds(
 # A head of 200, then an observation that knows no status: the observation's rules.
 SERVED = Step(0, Evidence.ACKNOWLEDGED, legal=True, choice=0, shift=0, status=2, effect=Effect.UNKNOWN)
 UNSEEN = replace(SERVED, choice=sorted(NEXT[Evidence.ACKNOWLEDGED]).index("attempt.observed:partial"))
+# Lost, continued by another call, and erased then: nothing but its bytes is gone.
+GONE = replace(SERVED, evidence=Evidence.LOST)
+CONTINUED = replace(GONE, generation=1, evidence=Evidence.MANIFEST)
+ERASED = replace(GONE, choice=sorted(NEXT[Evidence.LOST]).index("body.erased"))
 
 
 def stands(call: Any, risk: bool) -> tuple[Any, ...]:
@@ -164,6 +168,8 @@ def stands(call: Any, risk: bool) -> tuple[Any, ...]:
 @pytest.mark.parametrize("protocol", [PROTOCOL, "send-and-hope/1"])
 @settings(max_examples=EXAMPLES, deadline=None)
 @example(steps=[SERVED, UNSEEN])
+@example(steps=[GONE, CONTINUED, ERASED])
+@example(steps=[GONE, ERASED])
 @given(steps=st.lists(STEP, max_size=STEPS))
 def test_both_ladders_say_the_same_at_every_step(protocol: str, steps: list[Step]) -> None:
     """Stage, effect, next operation, duplicate risk and what superseded it; or both say corruption."""
