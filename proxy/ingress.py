@@ -305,7 +305,7 @@ class Ingress:
             return
         scope, caller = manifest.scope_and_caller(self._services.secret, own.route, request.raw_headers)
         history = await self._services.reader.history(scope, Key(key))
-        newest = max(history.calls, key=lambda state: state.generation, default=None)
+        newest = max(history.calls, key=lambda state: (state.occurrence, state.generation), default=None)
         if newest is not None and (newest.manifest is not None or newest.effect is not Effect.ABSENT):
             return  # what stands says more than a failed preparation could, and drift is measured against it
         endpoint_class = classify(request.method, own.route.provider_target, own.route.upstream.family)
@@ -316,7 +316,7 @@ class Ingress:
             scope=scope,
             key=Key(key),
             key_source="explicit",
-            occurrence=1,
+            occurrence=newest.occurrence if newest else 1,
             generation=newest.generation + 1 if newest else 1,
             epoch=self._services.epoch,
             upstream=own.route.name,

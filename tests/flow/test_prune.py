@@ -20,12 +20,12 @@ from ledger.bodies import chunk_digests
 from tests.harness.crashes import CHAT_PATH, held, receipts_of, records_of
 from tests.harness.crashes import CUT as BROKEN
 from tests.harness.processes import ROOT, Rig, chat, rig, start_provider, until
+from tests.harness.prunes import IMPATIENT, prune_process
 from tests.verifier.bundles import digest_of
 
 KEYED = {"Idempotency-Key": "the-key"}
 SDK = {"x-stainless-lang": "python"}
 RETRY = {**SDK, "x-stainless-retry-count": "1"}
-CLIENTS = 6
 ALL = ("prune", "--older-than", "0", "--by", "ada")
 
 
@@ -231,18 +231,18 @@ def test_prompt_whose_first_answer_broke_off_is_erased_once_it_was_sent_again(ho
 
 
 @contextmanager
-def traffic(made: Rig, prompts: Callable[[int], bytes]) -> Iterator[list[int]]:
+def traffic(made: Rig, clients: int, prompts: Callable[[int], bytes]) -> Iterator[list[int]]:
     """Clients that ask without a pause, until the body of this context ends; the statuses of their answers."""
     ended, statuses = threading.Event(), list[int]()
 
     def ask(client: int) -> None:
-        for number in itertools.count(client, CLIENTS):
+        for number in itertools.count(client, clients):
             if ended.is_set():
                 return
             statuses.append(made.chat(prompts(number)).status)
 
-    with ThreadPoolExecutor(CLIENTS) as pool:
-        asking = [pool.submit(ask, client) for client in range(CLIENTS)]
+    with ThreadPoolExecutor(clients) as pool:
+        asking = [pool.submit(ask, client) for client in range(clients)]
         try:
             until(lambda: statuses)
             yield statuses
@@ -257,8 +257,9 @@ def test_prune_beside_constant_small_traffic_sweeps_all(running: Rig) -> None:
     for number in range(3):
         running.chat(chat(text=os.urandom(500_000).hex() + str(number)))
     running.settled()
-    with traffic(running, lambda number: chat(text=f"small {number}")) as statuses:
-        document = prune(running)
+    with traffic(running, 6, lambda number: chat(text=f"small {number}")) as statuses:
+        done = prune_process(running.paths, "--json", limits=IMPATIENT)
+    document = json.loads(done.stdout)
     running.settled()
     assert (document["left"], document["chunks"] > 100, set(statuses)) == (None, True, {200})
     assert kept(running)[1] == 0
@@ -268,7 +269,7 @@ def test_prune_beside_constant_small_traffic_sweeps_all(running: Rig) -> None:
 def test_prune_beside_large_uploads_takes_no_chunk_of_theirs(running: Rig) -> None:
     """The same questions of 3 MB again and again, while what was answered before is erased: each answered, each whole."""
     large = [chat(text=os.urandom(1_500_000).hex()) for _ in range(3)]
-    with traffic(running, lambda number: large[number % len(large)]) as statuses:
+    with traffic(running, 2, lambda number: large[number % len(large)]) as statuses:
         documents = [prune(running) for _ in range(3)]
         before = len(statuses)
         until(lambda: len(statuses) > before)

@@ -70,10 +70,9 @@ ANSWERS: Final = {
     MENDED: b"once upon a time", LATER: b"the same answer after all",
 }  # fmt: skip
 # Smaller pages, so that a small ledger has several of each; the program is the unmodified one.
-_SMALL_PAGES: Final = (
-    "from ledger import retention; retention.PAGE_CALLS = 3; retention.BATCH_CHUNKS = 8; "
-    "from proxy.cli import main; main()"
-)
+_SMALL_PAGES: Final = "from ledger import retention; retention.PAGE_CALLS = 3; retention.BATCH_CHUNKS = 8; "
+IMPATIENT: Final = "from proxy import pruning; pruning.STAGING_LIMIT_S = 0; "
+_RUN: Final = "from proxy.cli import main; main()"
 
 
 @dataclass
@@ -206,11 +205,13 @@ def silent(*_: object) -> None:
     """No progress is watched."""
 
 
-def prune_process(state_dir: StateDir, *options: str, failpoints: str = "") -> "subprocess.CompletedProcess[str]":
-    """`sendonce prune --older-than 0` with small pages."""
+def prune_process(
+    state_dir: StateDir, *options: str, failpoints: str = "", limits: str = ""
+) -> "subprocess.CompletedProcess[str]":
+    """`sendonce prune --older-than 0` with small pages. `limits`: IMPATIENT gives up where it should wait for a moment."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SENDONCE_")}
     arguments = ["prune", "--older-than", "0", "--by", "ada", "--state-dir", str(state_dir.root), *options]
     return subprocess.run(
-        [sys.executable, "-c", _SMALL_PAGES, *arguments],
+        [sys.executable, "-c", _SMALL_PAGES + limits + _RUN, *arguments],
         cwd=ROOT, env={**clean, "SENDONCE_FAILPOINTS": failpoints}, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip

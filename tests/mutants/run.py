@@ -46,6 +46,8 @@ CHECKS: Final = {
     "store": (*_PYTEST, "tests/contract/test_store.py"),
     "claims": (*_PYTEST, "tests/unit/test_claims.py"),
     "admission table": (*_PYTEST, "tests/unit/test_admission.py"),
+    "callers": (*_PYTEST, "tests/flow/test_callers.py"),
+    "long streams": (*_PYTEST, "tests/flow/test_long_streams.py"),
 }
 
 # patch -> the checks that must notice it, and what each must say: another failure would not be this mutant's
@@ -71,7 +73,11 @@ CAUGHT_BY: Final[dict[str, dict[str, str]]] = {
         "demo": "refused for an unknown effect: ",
         "state machine": "test_no_order_of_steps_sends_what_nobody_permitted",
     },
-    "replay-across-callers": {"admission table": "another credential]"},
+    "replay-across-callers": {
+        "admission table": "another credential]",
+        "callers": "test_renewed_token_does_not_get_the_answer_of_the_old_one",
+    },
+    "long-stream-by-its-framing": {"long streams": "test_long_stream_that_lacks_its_end_is_cut"},
     "clean-end-on-a-cut": {"cut answers": "is_an_error_event_and_an_unclean_end"},
     "swallowed-failed-commit": {"failed writes": "test_failed_write_ends_the_process_and_the_restart_recovers"},
     "claim-outside-the-transaction": {"store": "test_two_appends_on_one_head_give_one_winner"},
