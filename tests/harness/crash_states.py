@@ -95,7 +95,8 @@ def record(rig: Rig, drive: Callable[[], None], *, kill: bool, program: tuple[st
     command += ["--state-dir", str(rig.state_dir)]
     for name in ("openai", "anthropic"):
         command += ["--upstream", f"{name}={rig.provider_url}"]
-    traced = Process(["-c", syscalls.BECOME, *command], r"listens on http://[^ ]*:(\d+)")
+    small = {"SENDONCE_LIMITS__DISK_RESERVE_BYTES": "4096"}  # each state has a copy of it
+    traced = Process(["-c", syscalls.BECOME, *command], r"listens on http://[^ ]*:(\d+)", small)
     rig.proxy_process = traced
     try:
         drive()
