@@ -7,7 +7,8 @@ sent instead of failing the commit of one that was.
 
 import os
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +27,7 @@ class Reserve:
         self._path, self._size = path, min(limit_bytes, int(disk.f_blocks * disk.f_frsize * DISK_SHARE))
         self._low = int(self._size * LOW_SHARE)
         self._lock = threading.Lock()
+        self._promised = 0
         self._held = _is_allocated(path, self._size)  # by the process before
 
     def look(self) -> bool:
@@ -39,8 +41,20 @@ class Reserve:
             return self._held
 
     def has_room_for(self, size_bytes: int) -> bool:
-        """Beside the low mark, which is what commits and small answers need."""
-        return self._free() >= self._low + size_bytes
+        """Beside the low mark, which is what commits and small answers need, and beside what was promised."""
+        return self._free() >= self._low + self._promised + size_bytes
+
+    @contextmanager
+    def promised(self, size_bytes: int) -> Iterator[bool]:
+        """Sets room aside until the block ends, where there is any: several large bodies at once must not all count on it."""
+        with self._lock:
+            given = size_bytes if self.has_room_for(size_bytes) else 0
+            self._promised += given
+        try:
+            yield given == size_bytes
+        finally:
+            with self._lock:
+                self._promised -= given
 
     def _free(self) -> int:
         disk = os.statvfs(self._path.parent)

@@ -10,7 +10,7 @@ import contextlib
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +29,8 @@ CHECKPOINT_BYTES: Final = (
     16 * 1024 * 1024
 )  # of WAL; large enough to be rare, small enough to read back quickly at start
 
+CHECKPOINT_FULL_BYTES: Final = 4 * 1024 * 1024  # the same without room to spare: what was erased must make room again
+ERASED_AT_ONCE_BYTES: Final = 8 * 1024 * 1024  # a batch of chunks is overwritten page by page
 STAGED_COPIES: Final = 2  # what is staged lies in the WAL, and after a checkpoint in the file too
 
 _Item = tuple[Append | Stage, "asyncio.Future[Any]"]
@@ -63,16 +65,18 @@ class Writer:
         return self._enqueue(op)
 
     @asynccontextmanager
-    async def staged(self, packer: Packer) -> AsyncIterator[Packed]:
+    async def staged(self, packer: Packer, size_bytes: int) -> AsyncIterator[Packed]:
         """A body's chunks are stored ahead of the event that names it, in batches between which others have their turn.
 
-        Append that event within: until the end no chunk without a reference is swept.
+        Append that event within: until the end no chunk without a reference is swept. Raises NoRoomError, having written
+        nothing where the disk has no room for all of `size_bytes`.
         """
         self.staging += 1
         try:
-            while chunks := await asyncio.to_thread(packer.batch):
-                await self._enqueue(Stage(chunks))
-            yield packer.packed()
+            with self._promised(STAGED_COPIES * size_bytes + self._uncopied()):
+                while chunks := await asyncio.to_thread(packer.batch):
+                    await self._enqueue(Stage(chunks))
+                yield packer.packed()
         finally:
             self.staging -= 1
 
@@ -106,7 +110,7 @@ class Writer:
             for batch in self._batches():
                 self._commit(batch)
             batch = []
-            if self._reserve is None or self._reserve.look():
+            if self._has_room_for(self._uncopied()):
                 self._store.checkpoint("TRUNCATE")
             self._store.close()
             self._receipts.close()
@@ -146,24 +150,40 @@ class Writer:
             self._receipts.sync()
         # stat, never open: closing a second descriptor would drop SQLite's locks.
         # On a full disk the WAL stays as it is: all of it is durable there, and copying it takes room that commits need.
-        if has_room and self._wal.stat().st_size > CHECKPOINT_BYTES:
+        wal_bytes, limit_bytes = self._uncopied(), CHECKPOINT_BYTES if has_room else CHECKPOINT_FULL_BYTES
+        if wal_bytes > limit_bytes and self._has_room_for(wal_bytes):
             self._store.checkpoint("PASSIVE")
 
     def _decide(self, op: Append | Stage) -> _Outcome:
         """A LedgerError is the operation's own and wrote nothing; anything else poisons."""
         try:
             if isinstance(op, Stage):
-                self._check_room(op)
                 self._store.stage(op)
                 return None
+            if op.erasure is not None and not self._has_room_for(self._uncopied() + ERASED_AT_ONCE_BYTES):
+                raise NoRoomError(
+                    "the disk is too full to erase on it, which writes before it frees: make some room first"
+                )
             return self._store.append(op, self._now_ms())
         except LedgerError as error:
             return error
 
-    def _check_room(self, op: Stage) -> None:
-        size_bytes = STAGED_COPIES * sum(len(frame) for _, frame in op.chunks)
-        if self._reserve is not None and not self._reserve.has_room_for(size_bytes):
-            raise NoRoomError("the disk is nearly full")
+    def _has_room_for(self, size_bytes: int) -> bool:
+        return self._reserve is None or self._reserve.has_room_for(size_bytes)
+
+    @contextmanager
+    def _promised(self, size_bytes: int) -> Iterator[None]:
+        if self._reserve is None:
+            yield
+            return
+        with self._reserve.promised(size_bytes) as given:
+            if not given:
+                raise NoRoomError(f"the disk has no {size_bytes} bytes to spare")
+            yield
+
+    def _uncopied(self) -> int:
+        """What a checkpoint may copy into the ledger's file: the WAL, or less."""
+        return self._wal.stat().st_size if self._wal.exists() else 0
 
     def _call(self, function: Callable[..., None], *arguments: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends, and nobody waits any more

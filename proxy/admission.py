@@ -192,7 +192,9 @@ def _derived(
     for _, verdict in verdicts:
         if isinstance(verdict, Wait) or _accepted(verdict):
             return verdict
-    if not now.owed_first_try and (ours := _oldest_unclaimed(verdicts, lives)) is not None:
+    if (
+        ours := _oldest_unclaimed(verdicts, lives)
+    ) is not None:  # owed or not: it may be this client's, and then it is paid
         return ours
     for state, verdict in verdicts:
         if isinstance(verdict, Refuse) and _stands_in_the_way(ask, state, lives[state.call]):

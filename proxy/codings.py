@@ -10,7 +10,7 @@ import zstandard
 from proxy.headers import RawHeaders, find
 
 # An answer of a model is kilobytes, with images tens of megabytes; beyond this a small body is a decompression bomb.
-DECODED_BODY_LIMIT_BYTES: Final = 64 * 1024 * 1024
+DECODED_BODY_LIMIT_BYTES: Final = 16 * 1024 * 1024
 
 
 class UndecodableError(ValueError):
@@ -74,10 +74,8 @@ def _brotli(body: bytes) -> bytes:
 
 # --- piece by piece ---
 
-DECODED_PIECE_LIMIT_BYTES: Final = (
-    4 * 1024 * 1024
-)  # of 64 KiB of a stream; real ones grow some twenty times, bombs a million
-ZSTD_SLICE_BYTES: Final = 512  # its decompressor has no limit of its own: four bytes may stand for 128 KiB
+DECODED_PIECE_LIMIT_BYTES: Final = 4 * 1024 * 1024  # of 64 KiB of a stream; real ones grow some twenty times
+ZSTD_SLICE_BYTES: Final = 64  # its decompressor has no limit of its own: four bytes may stand for 128 KiB
 
 Decoder = Callable[[bytes], bytes]
 

@@ -31,19 +31,18 @@ from ledger.reserve import Reserve
 from ledger.writer import Writer
 from proxy import endings, manifest, refusals
 from proxy.codes import Code
-from proxy.codings import UndecodableError, decoder
 from proxy.decisions import Forward, Policy
 from proxy.dialects.base import header_ids, is_event_stream
-from proxy.headers import RESPONSE_STORED, RawHeaders, find, stored
+from proxy.headers import RESPONSE_STORED, find, stored
 from proxy.inflight import Head as WireHead
 from proxy.inflight import State
 from proxy.interpreter import Interpreter
 from proxy.liveness import Flight
-from proxy.manifest import CallRequest, as_pairs, injected, reason_recorded
+from proxy.manifest import as_pairs, injected, reason_recorded
 from proxy.outbound import Outbound, TurnsClosedError
-from proxy.preserve import Preserver
+from proxy.preserve import Preserver, hold_of
 from proxy.refusals import OwnAnswer
-from proxy.sse import DecodedEventHold, EventHold, Hold, LastByteHold, no_items
+from proxy.sse import Hold, LastByteHold
 from proxy.upstream import Answer, AttemptFailed
 from proxy.views import instant
 
@@ -226,8 +225,11 @@ class Forwarder:
             flight.call, attempt.number, AttemptAcknowledged(answer.status, headers, header_ids(answer.headers))
         )
         self._writer.post(Append((entry,)))
-        if is_event_stream(answer.headers):
-            attempt.hold = _event_hold(flight.request, answer.headers)
+        request, is_2xx = flight.request, 200 <= answer.status < 300
+        if is_event_stream(answer.headers) or (
+            request.facts.stream and is_2xx
+        ):  # some upstreams label a stream as another thing
+            attempt.hold = hold_of(request.dialect, answer.headers, acts_on_items=request.acts_on_items)
         about = {
             "status": answer.status,
             "reason_phrase": reason_recorded(answer.reason),
@@ -291,16 +293,6 @@ class Forwarder:
             next_operation=attempt.state.next_operation if attempt.state else None,
             options=self._command_options,
         )
-
-
-def _event_hold(request: CallRequest, headers: RawHeaders) -> Hold:
-    terminal, item = request.dialect.is_terminal, request.dialect.item_done if request.acts_on_items else no_items
-    if find(headers, b"content-encoding") is None:
-        return EventHold(terminal, item)
-    try:
-        return DecodedEventHold(terminal, decoder(headers), item)
-    except UndecodableError:
-        return DecodedEventHold(terminal, None, item)
 
 
 def _recorded(answer: Answer) -> Pairs:

@@ -43,7 +43,8 @@ from proxy.services import Services
 from proxy.views import since_of
 
 DECISIONS_LIMIT: Final = 32  # decided again, for whatever reason; more means a storm, and 503 is kinder than spinning
-CANONICAL_INLINE_LIMIT_BYTES: Final = 1024 * 1024  # parsing more than this would stall every stream on the loop
+CANONICAL_INLINE_LIMIT_BYTES: Final = 64 * 1024  # parsing more than this would stall every stream on the loop
+CANONICAL_SHARED_LIMIT_BYTES: Final = 1024 * 1024  # beyond it one at a time, for the memory
 LINGER_S: Final = (
     2.0  # for the client's FIN or reset after our own; a living client that keeps its side open is left behind
 )
@@ -92,6 +93,8 @@ class Ingress:
         )
         if entered.body.size <= CANONICAL_INLINE_LIMIT_BYTES:
             return manifest.read(*arguments)
+        if entered.body.size <= CANONICAL_SHARED_LIMIT_BYTES:
+            return await asyncio.to_thread(manifest.read, *arguments)
         async with self._large_body:
             return await asyncio.to_thread(manifest.read, *arguments)
 

@@ -32,7 +32,8 @@ from proxy.effects import PLAIN, UpstreamTraits
 from proxy.endpoints import Family
 from proxy.headers import RawHeaders, find
 from proxy.manifest import as_headers
-from proxy.preserve import PARSED_LIMIT_BYTES, Preserver, is_kept
+from proxy.preserve import PARSED_LIMIT_BYTES, Preserver, hold_of, is_kept, of_a_long_stream
+from proxy.request_body import PIECE_BYTES
 from proxy.settings import Settings
 
 ENDS_CHUNKS: Final = 16  # 8 KiB on average: room for the head of an answer, and for its usage at the end
@@ -138,9 +139,15 @@ def judge_salvaged(settings: Settings, state: CallState, head: dict[str, Any], b
     headers = as_headers(tuple((name, value) for name, value in head["headers"]))
     size = body.stat().st_size
     evidence = TerminalEvidence.NONE_KNOWN
+    dialect, traits = dialect_of(settings, state)
     if size <= PARSED_LIMIT_BYTES:
-        dialect, traits = dialect_of(settings, state)
         evidence = dialect.evidence(head["status"], headers, body.read_bytes(), traits)
+    elif is_event_stream(headers):
+        hold = hold_of(dialect, headers, acts_on_items=False)
+        with body.open("rb") as pieces:
+            while piece := pieces.read(PIECE_BYTES):
+                hold.feed(piece)
+        evidence = of_a_long_stream(dialect, head["status"], headers, traits, hold)
     declared = int(find(headers, b"content-length") or b"-1")
     framing_ended = head["framing"] == "none" or (head["framing"] == "length" and size == declared)
     ended = endings.ended_by(head["framing"], evidence, framing_ended=framing_ended)

@@ -23,6 +23,9 @@ from proxy.target import CREDENTIAL_PARAMETERS
 
 EXPLICIT_KEY_LIMIT_BYTES = 255  # it stands in an index and in every row that names the call
 CANONICAL_JSON_LIMIT_BYTES = 33_554_432  # 32 MiB, Anthropic's limit for a message; parsing takes several times its size
+CANONICAL_JSON_LIMIT_COMMAS = (
+    300_000  # each may stand for a value of its own, which takes sixty bytes and the interpreter's lock
+)
 CANONICAL_JSON_DEPTH_LIMIT = 64  # far above any tool schema, far below the interpreter's recursion limit
 
 
@@ -110,6 +113,10 @@ def _access_key(value: bytes) -> _Credential:
     return _Credential(CredentialKind.SIGV4, value.partition(b"/")[0])
 
 
+_SECRET_WORDS = re.compile(
+    rb"key|token|auth|secret|passw|credential|signature"
+)  # xi-api-key, private-token, x-rapidapi-key, …
+
 _Read = Callable[[bytes], _Credential]
 _HEADERS: tuple[tuple[bytes, _Read], ...] = (
     (b"x-api-key", _api_key),
@@ -155,9 +162,20 @@ def _credentials(headers: RawHeaders, query: str) -> list[_Credential]:
         name = unquote_plus(raw_name).strip().lower()
         if value and name in _PARAMETERS and name not in _SIGNATURES:
             credentials.append(_PARAMETERS[name](unquote_to_bytes(value)))
+    if not credentials:  # a provider that nobody here knows has a header of its own for it
+        credentials = [
+            _Credential(CredentialKind.UNKNOWN, name.lower() + b"=" + value)
+            for name, value in headers
+            if _may_be_secret(name)
+        ]
     if not credentials:  # beside a credential cookies are the CDN's, and change at its will
         credentials = [_Credential(CredentialKind.UNKNOWN, value) for value in find_all(headers, b"cookie")]
     return credentials
+
+
+def _may_be_secret(name: bytes) -> bool:
+    lower = name.lower()
+    return bool(_SECRET_WORDS.search(lower)) and lower != b"idempotency-key" and not lower.startswith(b"sendonce-")
 
 
 def _parts(credentials: list[_Credential]) -> list[bytes]:
@@ -215,7 +233,9 @@ def canonical_body(body: RequestBody, kind: bytes, form: list[Part] | None, prof
 
 def is_read(body: RequestBody, kind: bytes) -> bool:
     """Is it parsed as JSON, as far as its type and its size tell?"""
-    return body.size <= CANONICAL_JSON_LIMIT_BYTES and (not kind or kind.endswith((b"/json", b"+json")))
+    if body.size > CANONICAL_JSON_LIMIT_BYTES or not (not kind or kind.endswith((b"/json", b"+json"))):
+        return False
+    return sum(piece.count(b",") for piece in body.pieces()) <= CANONICAL_JSON_LIMIT_COMMAS
 
 
 def _canonical_json(body: bytes, ignored_fields: frozenset[str]) -> bytes:

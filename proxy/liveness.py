@@ -6,7 +6,7 @@ Nothing here outlives the process, and nothing else counts: no process id, no cl
 """
 
 import asyncio
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,6 +23,7 @@ from proxy.inflight import Recording
 from proxy.manifest import CallRequest
 
 OWED_LIMIT: Final = 65_536  # keys; a storm of refused first tries must not grow the process
+OWED_S: Final = 120  # no client comes back later; a debt that stands for ever would let some later retry be sent anew
 GIVE_UP_AGAIN_S: Final = 1  # a durable step takes milliseconds
 DELIVERED_REMEMBERED: Final = 4096  # calls; their `call.delivered` may be on its way to the disk for milliseconds
 
@@ -53,6 +54,14 @@ class Flight:
             self.task.cancel()
         elif not self.finished.is_set():
             self.abandon = asyncio.get_running_loop().call_later(GIVE_UP_AGAIN_S, self.give_up)
+
+
+@dataclass(slots=True)
+class Owed:
+    """First tries of one key that were refused, proven not sent; `until_s` by the loop's clock."""
+
+    count: int = 0
+    until_s: float = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -100,7 +109,7 @@ class Registry:
         self._claimants: dict[CallId, list[Claimant]] = {}
         self._of_connection: dict[asyncio.Transport, Claimant] = {}
         self._changed = asyncio.Event()  # replaced at each change: whoever waited wakes and looks again
-        self._owed: Counter[tuple[Scope, Key]] = Counter()
+        self._owed: OrderedDict[tuple[Scope, Key], Owed] = OrderedDict()
         self._delivered: OrderedDict[CallId, None] = OrderedDict()
 
     # --- flights ---------------------------------------------------------------------------------------------------
@@ -126,7 +135,10 @@ class Registry:
 
     def count(self, upstream: str) -> int:
         """The calls alive for one upstream, sent or waiting."""
-        return sum(flight.request.route.name == upstream for flight in self._flights.values())
+        return sum(
+            flight.request.route.name == upstream and (flight.is_watched or flight.interruptible)
+            for flight in self._flights.values()  # who left while waiting for a turn is never sent
+        )
 
     def live(self, states: Iterable[CallState]) -> dict[CallId, Live]:
         found = {}
@@ -237,12 +249,18 @@ class Registry:
     def owe(self, scope: Scope, key: Key) -> None:
         """A 503 "proven not sent" was given before anything was recorded: its retry is a first try."""
         if len(self._owed) < OWED_LIMIT:  # one that is not remembered is judged like any other: never unsafe
-            self._owed[scope, key] += 1
+            owed = self._owed.setdefault((scope, key), Owed())
+            owed.count, owed.until_s = owed.count + 1, asyncio.get_running_loop().time() + OWED_S
 
     def owes(self, scope: Scope, key: Key) -> bool:
-        return self._owed[scope, key] > 0
+        owed = self._owed.get((scope, key))
+        if owed is not None and owed.until_s < asyncio.get_running_loop().time():
+            del self._owed[scope, key]
+            return False
+        return owed is not None
 
     def paid(self, scope: Scope, key: Key) -> None:
-        self._owed[scope, key] -= 1
-        if self._owed[scope, key] <= 0:
+        owed = self._owed[scope, key]
+        owed.count -= 1
+        if owed.count == 0:
             del self._owed[scope, key]

@@ -21,10 +21,13 @@ from ledger.bodies import (
 from ledger.errors import NoRoomError
 from ledger.events import Body
 from ledger.writer import Writer
-from proxy.dialects.base import TerminalEvidence, is_event_stream, is_json
+from proxy.codings import UndecodableError, decoder
+from proxy.dialects.base import Dialect, TerminalEvidence, is_event_stream, is_json
+from proxy.effects import UpstreamTraits
 from proxy.endpoints import EndpointClass
+from proxy.headers import RawHeaders, find
 from proxy.manifest import CallRequest
-from proxy.sse import Hold
+from proxy.sse import DecodedEventHold, EventHold, Hold, no_items
 from proxy.upstream import Answer
 
 PARSED_LIMIT_BYTES: Final = (
@@ -67,16 +70,14 @@ class Preserver:
             return pack(source.read_at(0, source.size))
         if source.size <= STAGE_BYTES:
             return await asyncio.to_thread(lambda: pack_stream(stream_of(source)))
-        return await staging.enter_async_context(self._writer.staged(packer_of(stream_of(source))))
+        return await staging.enter_async_context(self._writer.staged(packer_of(stream_of(source)), source.size))
 
     async def evidence(self, request: CallRequest, answer: Answer, source: Source, hold: Hold) -> TerminalEvidence:
         """Of the preserved bytes; of a stream that is too long to judge, what its hold saw as it came."""
         found = await self._judged(request, answer, source)
-        if found is not TerminalEvidence.NONE_KNOWN or not is_event_stream(answer.headers) or hold.is_blind:
+        if found is not TerminalEvidence.NONE_KNOWN or not is_event_stream(answer.headers):
             return found  # any other body that nobody can judge is left to its framing
-        if hold.terminal_seen:
-            return TerminalEvidence.PROVEN
-        return request.dialect.evidence(answer.status, answer.headers, b"", request.route.upstream.traits)
+        return of_a_long_stream(request.dialect, answer.status, answer.headers, request.route.upstream.traits, hold)
 
     async def _judged(self, request: CallRequest, answer: Answer, source: Source) -> TerminalEvidence:
         status, headers = answer.status, answer.headers
@@ -88,10 +89,32 @@ class Preserver:
             body, traits = source.read_at(0, source.size), request.route.upstream.traits
             return request.dialect.evidence(status, headers, body, traits)
 
-        if source.size <= INLINE_LIMIT_BYTES:
+        if (
+            source.size <= INLINE_LIMIT_BYTES and find(headers, b"content-encoding") is None
+        ):  # a coded one may be a bomb
             return judged_now()
         async with self.parsing:
             return await asyncio.to_thread(judged_now)
+
+
+def hold_of(dialect: Dialect, headers: RawHeaders, *, acts_on_items: bool) -> EventHold | DecodedEventHold:
+    """For an event stream, in whatever content coding."""
+    terminal, item = dialect.is_terminal, dialect.item_done if acts_on_items else no_items
+    if find(headers, b"content-encoding") is None:
+        return EventHold(terminal, item)
+    try:
+        return DecodedEventHold(terminal, decoder(headers), item)
+    except UndecodableError:
+        return DecodedEventHold(terminal, None, item)
+
+
+def of_a_long_stream(
+    dialect: Dialect, status: int, headers: RawHeaders, traits: UpstreamTraits, hold: Hold
+) -> TerminalEvidence:
+    """What a hold that was fed all of it knows. Where the end is not known by an event's type, it may lie beyond what was looked at."""
+    if hold.is_blind or (not dialect.ends_by_type and (hold.terminal_seen or hold.overlooks)):
+        return TerminalEvidence.NONE_KNOWN
+    return TerminalEvidence.PROVEN if hold.terminal_seen else dialect.evidence(status, headers, b"", traits)
 
 
 def is_kept(endpoint_class: str, size_bytes: int, record_limit_bytes: int) -> bool:

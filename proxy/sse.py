@@ -52,6 +52,10 @@ class Hold(Protocol):
     def is_blind(self) -> bool:
         """It cannot read what it holds, so nothing follows from an end that it did not see."""
 
+    @property
+    def overlooks(self) -> bool:
+        """The last event is so long that only its beginning was looked at."""
+
     def feed(self, data: bytes) -> int: ...
 
 
@@ -59,7 +63,7 @@ class LastByteHold:
     """JSON, binary: everything but the last byte that came."""
 
     sync_to = 0  # nothing waits for the spool
-    terminal_seen, is_blind = False, True
+    terminal_seen, is_blind, overlooks = False, True, True
 
     def __init__(self) -> None:
         self._seen = 0
@@ -87,11 +91,23 @@ class EventHold:
         self._released = 0
         self._syncs = False  # an item ended in this piece: what is whole from it on waits for the spool
         self.sync_to = 0
+        self._ending: bytes | None = None  # the last bytes of a terminal event that is longer than what it was known by
+        self._overlooked = False
         self.held = self.terminal_seen = False
+
+    @property
+    def overlooks(self) -> bool:
+        return self._overlooked or self._long
+
+    @property
+    def awaits_end(self) -> bool:
+        """Nothing more leaves, but whether the terminal event comes whole is still looked for."""
+        return self._ending is not None
 
     def feed(self, data: bytes) -> int:
         self._released, self._syncs = max(self._released, self.sync_to), False
         if self.held or not data:
+            self._look_for_end(data)
             return self._released
         if data.strip(_LINE_ENDS) and not self._is_item:
             self._release(self._event_at)  # something follows: a long event before was not the end of the body
@@ -109,11 +125,21 @@ class EventHold:
             self._flow()
         return self._released
 
+    def _look_for_end(self, data: bytes) -> None:
+        if self._ending is None:
+            return
+        self._ending += data
+        if _BLANK_LINE.search(self._ending):
+            self._ending, self.terminal_seen = None, True
+        else:
+            self._ending = self._ending[-_OVERLAP_BYTES:]
+
     def _holds(self, size: int, *, is_whole: bool) -> bool:
         event = bytes(self._event[:size].lstrip(_LINE_ENDS))
         item = self._item(event)
         if self._terminal(event):
             self.held, self.terminal_seen = True, is_whole
+            self._ending = None if is_whole else bytes(self._event[-_OVERLAP_BYTES:])
         elif item is Item.TOOL:
             self.held = True
         else:
@@ -127,7 +153,7 @@ class EventHold:
         # clients read lines, so no part of it may leave.
         waits = self._long and not self._event and not self._is_item
         self._release(self._event_at - (end - blank_at if waits else 0))
-        self._long = self._is_item = False
+        self._overlooked, self._long, self._is_item = self._long, False, False
 
     def _flow(self) -> None:
         """A long event is content: everything leaves but what a split blank line may need. A long item leaves as a whole."""
@@ -169,6 +195,10 @@ class DecodedEventHold:
         return self._decode is None
 
     @property
+    def overlooks(self) -> bool:
+        return self._plain.overlooks
+
+    @property
     def held(self) -> bool:
         return self.is_blind or self._plain.held
 
@@ -179,7 +209,7 @@ class DecodedEventHold:
     def feed(self, data: bytes) -> int:
         self._released = max(self._released, self.sync_to)
         self._seen += len(data)
-        if self._decode is None or self._plain.held:
+        if self._decode is None or (self._plain.held and not self._plain.awaits_end):
             return self._released
         try:
             released = self._plain.feed(self._decode(data))

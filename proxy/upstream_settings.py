@@ -36,16 +36,35 @@ class PolicySettings(Strict):
     after_cut_stream: Choice | None = None
 
 
+NO_IDENTITIES: Final = frozenset(
+    {
+        "host",
+        "connection",
+        "content-length",
+        "content-type",
+        "transfer-encoding",
+        "idempotency-key",
+        "sendonce-token",
+        "sendonce-accept",
+    }
+)
+
+
 class CallerSettings(Strict):
     """Who calls, where the credential alone does not say it. Nothing here is verified: the provider checks the credential."""
 
     header: HeaderName | None = None  # names the caller instead of the credential: many users behind one API key
-    bearer_claim: str | None = None  # of a bearer token that is a JWT: what stays when the token is renewed
+    bearer_claim: Annotated[str, Field(min_length=1)] | None = (
+        None  # of a bearer token that is a JWT: what stays when the token is renewed
+    )
     account_header: HeaderName | None = None  # beside a bearer token: what stays when the token is renewed
 
     @model_validator(mode="after")
     def _one(self) -> Self:
         given = [name for name in ("header", "bearer_claim", "account_header") if getattr(self, name)]
+        named = {(name or "").lower() for name in (self.header, self.account_header)}
+        if taken := sorted(named & NO_IDENTITIES):
+            raise ValueError(f"the header {taken[0]} says something else than who calls; name one that does")
         if len(given) > 1:
             raise ValueError(
                 f"{' and '.join(given)} contradict each other: who calls is known by one of them; keep one"
@@ -78,7 +97,7 @@ class UpstreamSettings(Strict):
     queue: Count | None = None  # how many may wait; beyond it 503 `overloaded`
     family: Family = Family.GENERIC
     gateway: bool = False
-    answered_statuses: frozenset[int] = frozenset()
+    answered_statuses: frozenset[Annotated[int, Field(ge=400, le=599)]] = frozenset()
     policy: dict[EndpointClass, PolicySettings] = {}
 
     @field_validator("policy")

@@ -19,6 +19,7 @@ _TERMINAL_TYPES = frozenset({"message_stop", "error"})
 
 class AnthropicMessages:
     name = "anthropic_messages"
+    ends_by_type = True
     family = Family.ANTHROPIC
 
     def read_request(self, target: str, body: bytes) -> RequestFacts:

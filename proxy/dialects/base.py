@@ -84,6 +84,10 @@ class Dialect(Protocol):
     @property
     def family(self) -> Family: ...
 
+    @property
+    def ends_by_type(self) -> bool:
+        """Is a terminal event known by its beginning, and by itself alone?"""
+
     def read_request(self, target: str, body: bytes) -> RequestFacts:
         """`target`: the provider's path, query allowed. Never raises."""
 

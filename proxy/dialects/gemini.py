@@ -25,6 +25,7 @@ _END_WORDS: Final = (b"finishReason", b"blockReason", b"error")
 
 class Gemini:
     name = "gemini"
+    ends_by_type = False
     family = Family.GEMINI
 
     def read_request(self, target: str, body: bytes) -> RequestFacts:

@@ -19,6 +19,7 @@ _ERROR_TYPES = frozenset({"error", "response.failed"})
 
 class Generic:
     name = "generic"
+    ends_by_type = True
     family = Family.GENERIC
 
     def read_request(self, target: str, body: bytes) -> RequestFacts:  # noqa: ARG002 - the protocol's name

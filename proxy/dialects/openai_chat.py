@@ -18,6 +18,7 @@ _DONE = b"[DONE]"
 
 class OpenAIChat:
     name = "openai_chat"
+    ends_by_type = True
     family = Family.OPENAI
 
     def read_request(self, target: str, body: bytes) -> RequestFacts:  # noqa: ARG002 - the protocol's name

@@ -36,6 +36,7 @@ _LAST_SEQUENCE_NUMBER: Final = 2**31 - 1
 
 class OpenAIResponses:
     name = "openai_responses"
+    ends_by_type = True
     family = Family.OPENAI
 
     def read_request(self, target: str, body: bytes) -> RequestFacts:  # noqa: ARG002 - the protocol's name

@@ -234,7 +234,7 @@ async def test_chunks_are_not_swept_while_a_body_is_staged(past: Past, tmp_path:
     staged = b"".join(prunes.random.Random("staged").randbytes(1000) for _ in range(300))
     packer = bodies.Packer(staged[at : at + 8000] for at in range(0, len(staged), 8000))
     with retention.plan(ledger_of(tmp_path), 0) as plan:
-        async with past.writer.staged(packer):
+        async with past.writer.staged(packer, 0):
             plan.count(silent)
             assert plan.page() is None
             plan.find_loose(silent)

@@ -35,7 +35,7 @@ async def test_staged_body_is_read_back_whole(tmp_path: Path) -> None:
     state_dir, half = state_dir_in(tmp_path), os.urandom(3 * STAGE_BYTES)
     recovered = start(state_dir)
     writer = Writer(recovered.store, recovered.receipts, state_dir.wal, lambda: NOW_MS)
-    async with writer.staged(packer_of(io.BytesIO(half + half))) as packed:
+    async with writer.staged(packer_of(io.BytesIO(half + half)), 2 * len(half)) as packed:
         await writer.append(replace(claim_op(), bodies=(packed,)))
     await writer.close()
     async with open_reader(state_dir.ledger) as reader:
@@ -51,7 +51,7 @@ async def test_full_disk_keeps_no_large_body_and_leaves_the_log_ahead_of_the_fil
     writer = Writer(recovered.store, recovered.receipts, state_dir.wal, lambda: NOW_MS, full)
     before = state_dir.ledger.stat().st_size
     with pytest.raises(NoRoomError):
-        async with writer.staged(packer_of(io.BytesIO(os.urandom(STAGE_BYTES)))):
+        async with writer.staged(packer_of(io.BytesIO(os.urandom(STAGE_BYTES))), STAGE_BYTES):
             pass
     assert writer.staging == 0  # what was staged of it may be swept
     for number in range(2 * CHECKPOINT_BYTES // STAGE_BYTES):

@@ -7,7 +7,7 @@ import pytest
 from tests.harness.connections import receipts_of
 from tests.harness.processes import Rig, chat
 
-LONG = "synthetic/size=17000000,chunks=100"  # above PARSED_LIMIT_BYTES
+LONG = "synthetic/size=20000000,chunks=100"  # above PARSED_LIMIT_BYTES
 
 
 @pytest.mark.parametrize("encoding", ["", ",encoding=br"])

@@ -126,3 +126,13 @@ def test_clients_that_leave_do_not_use_up_the_descriptors(shared: Rig) -> None:
                 client.sendall(request_bytes(CHAT, chat(ENDLESS, f"leaves {number}", stream=True)))
                 assert status_of(read_until(client, b"\r\n\r\n")) in (200, 503)
         assert process_of(made).child.poll() is None
+
+
+def test_debt_does_not_let_the_retry_of_a_sent_call_be_sent_again(narrow: Rig) -> None:
+    """Three tries met a full house, the fourth was sent and its client gave up: its retry gets that answer."""
+    body = chat(SLOW, "owed and sent", stream=True)
+    for _ in range(3):
+        refuse_while_full(narrow, CHAT, body, FIRST_TRY)
+    ask_and_leave(narrow, CHAT, body, FIRST_TRY)
+    assert narrow.post(CHAT, body, RETRY).disposition in HANDED_OVER
+    assert len(receipts_of(narrow, body)) == 1

@@ -66,8 +66,8 @@ CAUGHT_BY: Final[dict[str, dict[str, str]]] = {
         "demo": "no end before it is recorded: ",
     },
     "synchronous-normal": {
-        "crash states": "VIOLATION I2-observed",
-        "crash states, streams": "VIOLATION I2-observed",
+        "crash states": "VIOLATION start",
+        "crash states, streams": "VIOLATION start",
     },
     "retry-on-unknown": {
         "demo": "refused for an unknown effect: ",

@@ -200,7 +200,10 @@ ROWS = (
     Row("happened, not delivered", HAPPENED, "replay", "replay"),
     Row("happened, delivery failed", (*HAPPENED, delivered("no")), "replay", "replay"),
     Row("happened, not delivered, retry", HAPPENED, "replay", "replay", ask=CERTAIN),
-    Row("happened, owed another", HAPPENED, "replay", ANEW, now=OWED),
+    Row("happened, not delivered, owed another", HAPPENED, "replay", "replay", now=OWED),
+    Row("happened, not delivered, owed another, retry", HAPPENED, "replay", "replay", ask=CERTAIN, now=OWED),
+    Row("happened, delivered, owed another, retry", (*HAPPENED, delivered("fin")), "replay", ANEW, ask=CERTAIN, now=OWED),
+    Row("happened, socket open, owed another", HAPPENED, "replay", ANEW, OPEN, now=OWED),
     Row("happened, socket open", HAPPENED, "replay", "wait settled", OPEN),
     Row("happened, socket still open", HAPPENED, "replay", ANEW, OPEN, now=SETTLED),
     Row("happened, socket open, retry", HAPPENED, "replay", "wait closed", OPEN, CERTAIN),
@@ -292,7 +295,7 @@ OCCURRENCES: tuple[tuple[str, tuple[tuple[Step, ...], ...], tuple[dict[str, bool
     ("late beside an erased one", ((*ERASED, delivered("fin")), (*HAPPENED, delivered("fin"))), ({}, {}), CERTAIN, {}, "replay"),
     ("both delivered", ((*HAPPENED, delivered("fin")),) * 2, ({}, {}), {}, {}, "forward second_sample 3.1"),
     ("corruption anywhere", (HAPPENED, ("call.completed",)), ({}, {}), {}, {}, "refuse corruption"),
-    ("owed beside one to send", (MANIFEST, HAPPENED), ({}, {}), {}, OWED, "forward second_sample 3.1"),
+    ("owed beside one to send", (MANIFEST, HAPPENED), ({}, {}), {}, OWED, "forward resumed 1.2"),
     ("accepted before anything else", (LOST, MANIFEST), ({}, {}), ACCEPTS, {}, "forward decision 1.2 by caller Sendonce-Accept"),
 )  # fmt: skip
 

@@ -98,6 +98,26 @@ def test_fingerprint_does_not_hold_the_secret() -> None:
     assert len(bytes.fromhex(found.fingerprint)) == len(bytes.fromhex(found.exact)) == 32
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        b"xi-api-key",
+        b"X-Key",
+        b"x-auth-token",
+        b"Private-Token",
+        b"x-rapidapi-key",
+        b"apikey",
+        b"token",
+        b"X-Signature",
+    ],
+)
+def test_credential_that_nobody_knows_is_told_apart(name: bytes) -> None:
+    """An API of its own has a header of its own: two secrets in it are two callers, and neither is anonymous."""
+    one, other = caller((name, b"secret-1")), caller((name, b"secret-2"))
+    assert (one.kind, one.exact != other.exact) == (CredentialKind.UNKNOWN, True)
+    assert caller((b"idempotency-key", b"1"), (b"sendonce-token", b"2")).kind is CredentialKind.ANONYMOUS
+
+
 def test_configured_header_says_who_calls() -> None:
     """It stands for the credential in the fingerprint, never in what answers are bound to; without it the credential counts."""
     by, key, other = Identity(header=b"x-user"), (b"x-api-key", b"sk-1"), (b"x-api-key", b"sk-2")

@@ -205,3 +205,15 @@ async def test_first_tries_are_owed_one_by_one(registry: Registry) -> None:
     registry.paid(scope, key)
     assert not registry.owes(scope, key)
     assert not registry._owed
+
+
+async def test_first_try_is_owed_for_as_long_as_a_client_may_come_back(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for ever: some later request of that key would be taken for it."""
+    scope, key = Scope("s"), Key("k")
+    registry.owe(scope, key)
+    assert registry.owes(scope, key)
+    monkeypatch.setattr(liveness, "OWED_S", -1)
+    registry.owe(scope, key)
+    assert not registry.owes(scope, key)

@@ -104,11 +104,24 @@ def test_long_last_event_keeps_its_blank_line_in_any_split(blank: bytes, size: i
 
 
 def test_long_terminal_event_is_held_from_its_start() -> None:
-    """`response.completed` carries the whole response: its first bytes decide, and that it came whole is not known."""
+    """`response.completed` carries the whole response: its first bytes decide, and its blank line says that it came whole."""
     hold = EventHold(is_terminal)
     assert hold.feed(b"data: a\n\n") == 9
-    assert max(feed_all(hold, [b"event: message_stop\ndata: ", *[b"y" * 30_000] * 5, b"\n\n"])) == 9
-    assert (hold.held, hold.terminal_seen) == (True, False)
+    assert max(feed_all(hold, [b"event: message_stop\ndata: ", *[b"y" * 30_000] * 5, b"\n"])) == 9
+    assert (hold.held, hold.terminal_seen, hold.awaits_end) == (True, False, True)
+    assert hold.feed(b"\n") == 9
+    assert (hold.held, hold.terminal_seen, hold.awaits_end) == (True, True, False)
+
+
+def test_long_event_that_was_looked_at_in_part_is_told() -> None:
+    """Its end was not seen, so what it says behind its beginning is not known; a short one after it is."""
+    hold = EventHold(is_terminal)
+    feed_all(hold, [b"data: ", b"x" * 100_000])
+    assert hold.overlooks
+    hold.feed(b"\n\n")
+    assert hold.overlooks
+    hold.feed(b"data: short\n\n")
+    assert not hold.overlooks
 
 
 def test_long_event_keeps_memory_bounded() -> None:
