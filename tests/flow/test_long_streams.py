@@ -13,7 +13,7 @@ LONG = "synthetic/size=20000000,chunks=100"  # above PARSED_LIMIT_BYTES
 @pytest.mark.parametrize("encoding", ["", ",encoding=br"])
 def test_long_stream_that_lacks_its_end_is_cut(shared: Rig, encoding: str) -> None:
     """Its framing ends well, its terminal event never came: the client sees an unclean end, and it is not replayed."""
-    body, key = chat(f"{LONG},clean_cut=95{encoding}", stream=True), {"Idempotency-Key": f"cut{encoding}"}
+    body, key = chat(f"{LONG},clean_cut=95,interval=0.01{encoding}", stream=True), {"Idempotency-Key": f"cut{encoding}"}
     with pytest.raises(http.client.IncompleteRead) as cut:
         shared.chat(body, key)
     assert encoding or b'data: {"error"' in cut.value.partial[-2000:]
