@@ -18,15 +18,13 @@ from pyfastcdc import FastCDC
 from ledger.errors import UnreadableRecordError
 from ledger.ids import Digest
 
-INLINE_LIMIT_BYTES: Final = (
-    8 * 1024
-)  # below it a thread hop costs more than the work; also the smallest body worth cutting
+# below it a thread hop costs more than the work; also the smallest body worth cutting
+INLINE_LIMIT_BYTES: Final = 8 * 1024
 MAX_CHUNK_BYTES: Final = 64 * 1024
 DIGEST_BYTES: Final = 32
 READ_BYTES: Final = 256 * 1024
-STAGE_BYTES: Final = (
-    1024 * 1024
-)  # of chunks held in memory and in one transaction: others wait for it some milliseconds
+# of chunks held in memory and in one transaction: others wait for it some milliseconds
+STAGE_BYTES: Final = 1024 * 1024
 _CUTTER: Final = FastCDC(avg_size=8192, min_size=2048, max_size=MAX_CHUNK_BYTES)
 _ZSTD_LEVEL: Final = 3  # measured: 49 times smaller than raw on an agent's conversation, 0.23 ms a request
 

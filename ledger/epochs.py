@@ -16,9 +16,8 @@ from blake3 import blake3
 from ledger.errors import StateDirError
 
 SECRET_BYTES: Final = 32
-SOCKET_PATH_LIMIT_BYTES: Final = (
-    103 if sys.platform == "darwin" else 107
-)  # sun_path of sockaddr_un, less its final zero
+# sun_path of sockaddr_un, less its final zero
+SOCKET_PATH_LIMIT_BYTES: Final = 103 if sys.platform == "darwin" else 107
 SECRET_CONTEXT: Final = b"sendonce secret check"
 
 

@@ -22,12 +22,10 @@ from ledger.receipts import ReceiptLog
 from ledger.reserve import Reserve
 from ledger.sqlite import Store
 
-BATCH_LIMIT: Final = (
-    256  # operations in one transaction: bounds how long the first one waits for the last one's inserts
-)
-CHECKPOINT_BYTES: Final = (
-    16 * 1024 * 1024
-)  # of WAL; large enough to be rare, small enough to read back quickly at start
+# operations in one transaction: bounds how long the first one waits for the last one's inserts
+BATCH_LIMIT: Final = 256
+# of WAL; large enough to be rare, small enough to read back quickly at start
+CHECKPOINT_BYTES: Final = 16 * 1024 * 1024
 
 CHECKPOINT_FULL_BYTES: Final = 4 * 1024 * 1024  # the same without room to spare: what was erased must make room again
 ERASED_AT_ONCE_BYTES: Final = 8 * 1024 * 1024  # a batch of chunks is overwritten page by page

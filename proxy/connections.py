@@ -33,9 +33,8 @@ KNOBS: Final[dict[str, Any]] = {
     "access_log": None,
 }
 _PEER_GONE: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
-DESCRIPTORS_A_CALL: Final = (
-    6  # the client's socket, its body's file, the upstream's, two of the spool, one idle in the pool
-)
+# the client's socket, its body's file, the upstream's, two of the spool, one idle in the pool
+DESCRIPTORS_A_CALL: Final = 6
 DESCRIPTORS_RESERVED: Final = 64  # ledger, receipts, log, listeners, the command line's questions
 WRITE_BUFFER_BYTES: Final = 16 * 1024  # beyond the kernel's own: what a client does not read waits in its spool
 RECEIVE_BUFFER_BYTES: Final = 128 * 1024  # of an upstream's socket: 1.2 MB/s at 100 ms; no model writes so fast

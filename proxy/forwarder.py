@@ -225,10 +225,10 @@ class Forwarder:
             flight.call, attempt.number, AttemptAcknowledged(answer.status, headers, header_ids(answer.headers))
         )
         self._writer.post(Append((entry,)))
-        request, is_2xx = flight.request, 200 <= answer.status < 300
-        if is_event_stream(answer.headers) or (
-            request.facts.stream and is_2xx
-        ):  # some upstreams label a stream as another thing
+        request = flight.request
+        # Some upstreams label a stream as another thing.
+        asked_for = request.facts.stream and 200 <= answer.status < 300
+        if asked_for or is_event_stream(answer.headers):
             attempt.hold = hold_of(request.dialect, answer.headers, acts_on_items=request.acts_on_items)
         about = {
             "status": answer.status,

@@ -45,9 +45,8 @@ from proxy.views import since_of
 DECISIONS_LIMIT: Final = 32  # decided again, for whatever reason; more means a storm, and 503 is kinder than spinning
 CANONICAL_INLINE_LIMIT_BYTES: Final = 64 * 1024  # parsing more than this would stall every stream on the loop
 CANONICAL_SHARED_LIMIT_BYTES: Final = 1024 * 1024  # beyond it one at a time, for the memory
-LINGER_S: Final = (
-    2.0  # for the client's FIN or reset after our own; a living client that keeps its side open is left behind
-)
+# for the client's FIN or reset after our own; a living client that keeps its side open is left behind
+LINGER_S: Final = 2.0
 ACKNOWLEDGE_CHECKS_S: Final = (0.002, 0.02, 0.2)  # when to ask whether an answer's last byte was acknowledged
 
 

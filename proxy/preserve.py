@@ -30,9 +30,7 @@ from proxy.manifest import CallRequest
 from proxy.sse import DecodedEventHold, EventHold, Hold, no_items
 from proxy.upstream import Answer
 
-PARSED_LIMIT_BYTES: Final = (
-    16 * 1024 * 1024
-)  # JSON of this size becomes some 100 MiB of objects; above it framing decides
+PARSED_LIMIT_BYTES: Final = 16 * 1024 * 1024  # JSON of this size becomes some 100 MiB of objects
 
 
 class Preserver:

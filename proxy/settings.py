@@ -24,9 +24,8 @@ from proxy.endpoints import EndpointClass
 from proxy.upstream_settings import Count, Mode, PolicySettings, Seconds, Strict, UpstreamSettings
 
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
-LOWEST_RECORD_LIMIT_BYTES: Final = (
-    1024 * 1024
-)  # FORMAT.md section 9: no smaller body goes unkept but a minted credential
+# FORMAT.md section 9: no smaller body goes unkept but a minted credential
+LOWEST_RECORD_LIMIT_BYTES: Final = 1024 * 1024
 CALLER_TOKEN_LEAST_CHARS: Final = 16  # guessing one over a network takes longer than anybody waits
 RESERVED_NAMES: Final = frozenset({"run", "_sendonce"})
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -7,7 +7,6 @@ import socket
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,7 @@ from tests.harness.attacks import ACCEPTED, CHAT, REFUSED, SMUGGLED, head, post
 from tests.harness.connections import connected, read_answer, read_to_end, readable, receipts_of, request_bytes
 from tests.harness.framing import RawAnswer, answers
 from tests.harness.neighbours import process_of
-from tests.harness.processes import Rig, chat, rig
+from tests.harness.processes import Rig, chat, peak_bytes, rig
 from tests.harness.upstreams import RawUpstream, raw_upstream
 
 SERVED = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -232,22 +231,15 @@ def test_silent_and_idle_connections_take_nothing_from_a_working_one(impatient: 
 def test_client_that_takes_no_answers_gets_no_more_of_them(door: Door) -> None:
     """It pipelines small requests for ever: it is not read any further, memory stays, and others are served."""
     made, _ = door
-    before = peak_bytes(made)
+    before = peak_bytes(process_of(made).child.pid)
     with connected(made.port) as deaf:
         deaf.settimeout(DEAF_S)
         with pytest.raises(TimeoutError):
             flood(deaf)
         assert made.chat(chat(text="beside a deaf one")).status == 200
-    assert peak_bytes(made) - before < DEAF_MEMORY_BYTES
+    assert peak_bytes(process_of(made).child.pid) - before < DEAF_MEMORY_BYTES
 
 
 def flood(sock: socket.socket) -> None:
     for _ in range(FLOOD_LIMIT_BYTES // len(FLOOD)):
         sock.sendall(FLOOD)
-
-
-def peak_bytes(made: Rig) -> int:
-    """The proxy's resident memory at its highest (VmHWM)."""
-    status = Path(f"/proc/{process_of(made).child.pid}/status").read_text()
-    (line,) = [line for line in status.splitlines() if line.startswith("VmHWM:")]
-    return int(line.split()[1]) * 1024

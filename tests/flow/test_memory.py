@@ -1,7 +1,6 @@
 """Memory grows neither with a body nor with readers that do not read (I12): VmHWM of the proxy's processes, from /proc."""
 
 import os
-import re
 import socket
 import sqlite3
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import pytest
 from tests.harness.connections import read_to_end, read_until, request_bytes, status_of
 from tests.harness.crashes import CHAT_PATH
 from tests.harness.neighbours import beside, process_of
-from tests.harness.processes import ANSWER_LIMIT_S, Rig, chat, until
+from tests.harness.processes import ANSWER_LIMIT_S, Rig, chat, peak_bytes, until
 
 MIB: Final = 1024 * 1024
 GROWTH_LIMIT_BYTES: Final = 64 * MIB
@@ -29,14 +28,6 @@ PART: Final = b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"
 PART_END: Final = b"\r\n--b--\r\n"
 
 slow = pytest.mark.slow
-
-
-def peak_bytes(pid: int) -> int:
-    """The most that this process ever had in memory at once, and each of its children, however old."""
-    found = re.search(r"^VmHWM:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    assert found is not None
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return int(found[1]) * 1024 + sum(peak_bytes(int(child)) for child in children)
 
 
 @pytest.fixture

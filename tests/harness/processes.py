@@ -281,3 +281,11 @@ def rig(directory: Path, *extra: str) -> Iterator[Rig]:
         yield made
     finally:
         made.close()
+
+
+def peak_bytes(pid: int) -> int:
+    """The most that this process ever had in memory at once (VmHWM), and each of its children, however old."""
+    found = re.search(r"^VmHWM:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert found is not None
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(found[1]) * 1024 + sum(peak_bytes(int(child)) for child in children)

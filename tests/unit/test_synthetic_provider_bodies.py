@@ -23,7 +23,7 @@ from synthetic_provider.intake import FIELD_LIMIT_BYTES, File, Intake
 from synthetic_provider.script import script
 from synthetic_provider.wire import Ask
 from tests.harness.connections import connected, dechunked, exchange, request_bytes
-from tests.harness.processes import Process, chat, start_provider
+from tests.harness.processes import Process, chat, peak_bytes, start_provider
 
 CHAT = "/v1/chat/completions"
 LARGE_BYTES = 200_000_000
@@ -56,12 +56,6 @@ def decoder(coding: str) -> tuple[Callable[[bytes], bytes], Callable[[], bool]]:
 
 def receipts(tmp_path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (tmp_path / "receipts.jsonl").read_text().splitlines()]
-
-
-def peak_bytes(process: Process) -> int:
-    """The most memory the process ever had."""
-    (line,) = [x for x in Path(f"/proc/{process.child.pid}/status").read_text().splitlines() if x.startswith("VmHWM:")]
-    return int(line.split()[1]) * 1024
 
 
 def answered(options: str, *, stream: bool) -> tuple[dict[str, str], list[bytes]]:
@@ -219,7 +213,7 @@ def test_large_answers_and_bodies_need_little_memory(provider: Process, tmp_path
     """200 MB whole, streamed and uploaded grow the process by less than 32 MiB."""
     size = f"synthetic/size={LARGE_BYTES}"
     exchange(provider.port, request_bytes(CHAT, chat(), CLOSING))
-    before = peak_bytes(provider)
+    before = peak_bytes(provider.child.pid)
     for body in (chat(size), chat(f"{size},chunks=20000", stream=True), chat(f"{size},chunks=2", stream=True)):
         assert LARGE_BYTES < received_bytes(provider.port, request_bytes(CHAT, body, CLOSING)) < LARGE_BYTES * 1.1
     packed = received_bytes(provider.port, request_bytes(CHAT, chat(f"{size},encoding=zstd"), CLOSING))
@@ -231,7 +225,7 @@ def test_large_answers_and_bodies_need_little_memory(provider: Process, tmp_path
     exchange(provider.port, request_bytes("/v1/raw", b"\x00" * LARGE_BYTES, CLOSING))
     assert [receipt["body_bytes"] for receipt in receipts(tmp_path)[-2:]] == [len(upload), LARGE_BYTES]
     assert receipts(tmp_path)[-2]["body_blake3"] == blake3(upload).hexdigest()
-    assert peak_bytes(provider) - before < GROWTH_BYTES
+    assert peak_bytes(provider.child.pid) - before < GROWTH_BYTES
 
 
 def received_bytes(port: int, request: bytes) -> int:
