@@ -181,7 +181,7 @@ class Writer:
 
     def _uncopied(self) -> int:
         """What a checkpoint may copy into the ledger's file: the WAL, or less."""
-        return self._wal.stat().st_size if self._wal.exists() else 0
+        return self._wal.stat().st_size
 
     def _call(self, function: Callable[..., None], *arguments: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends, and nobody waits any more

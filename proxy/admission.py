@@ -54,9 +54,8 @@ def _enforced(ask: Ask, history: KeyHistory, live: Mapping[CallId, Live], policy
     if ask.key_source == "explicit":
         if not newest:
             return Forward(1, 1, "first")
-        call = max(
-            newest, key=lambda state: (state.occurrence, state.generation)
-        )  # another only where one was observed
+        # There is another occurrence only where mode "observe" made one.
+        call = max(newest, key=lambda state: (state.occurrence, state.generation))
         return _by_stage(ask, call, live.get(call.call, NOT_LIVE), policy)
     if (accepted := _already_accepted(ask, history)) is not None:
         return _by_stage(ask, accepted, live.get(accepted.call, NOT_LIVE), policy)
@@ -192,9 +191,8 @@ def _derived(
     for _, verdict in verdicts:
         if isinstance(verdict, Wait) or _accepted(verdict):
             return verdict
-    if (
-        ours := _oldest_unclaimed(verdicts, lives)
-    ) is not None:  # owed or not: it may be this client's, and then it is paid
+    # Owed a first try or not: it may be this client's, and then it is paid.
+    if (ours := _oldest_unclaimed(verdicts, lives)) is not None:
         return ours
     for state, verdict in verdicts:
         if isinstance(verdict, Refuse) and _stands_in_the_way(ask, state, lives[state.call]):

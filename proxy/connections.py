@@ -36,6 +36,7 @@ _PEER_GONE: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.PO
 # the client's socket, its body's file, the upstream's, two of the spool, one idle in the pool
 DESCRIPTORS_A_CALL: Final = 6
 DESCRIPTORS_RESERVED: Final = 64  # ledger, receipts, log, listeners, the command line's questions
+ACCEPT_AGAIN_S: Final = 1  # as the loop's own servers wait when descriptors have run out
 WRITE_BUFFER_BYTES: Final = 16 * 1024  # beyond the kernel's own: what a client does not read waits in its spool
 RECEIVE_BUFFER_BYTES: Final = 128 * 1024  # of an upstream's socket: 1.2 MB/s at 100 ms; no model writes so fast
 _SIOCOUTQ: Final = 0x5411  # Linux: bytes in the send queue that the peer has not acknowledged
@@ -221,7 +222,12 @@ async def accept_tls(
     async with asyncio.TaskGroup() as handshakes:
         while True:
             await places.acquire()
-            connection, _ = await loop.sock_accept(sock)
+            try:
+                connection, _ = await loop.sock_accept(sock)
+            except OSError:  # no descriptor, or a client that is gone: a listener that ends here would end unseen
+                places.release()
+                await asyncio.sleep(ACCEPT_AGAIN_S)
+                continue
             handshakes.create_task(shake_hands(connection))
 
 

@@ -216,16 +216,18 @@ class _Number(str):
     __slots__ = ()
 
 
-def canonical_body(body: RequestBody, kind: bytes, form: list[Part] | None, profile: ClientProfile) -> Canonical:
+def canonical_body(
+    body: RequestBody, document: bytes | None, form: list[Part] | None, profile: ClientProfile
+) -> Canonical:
     """What stands for the body in keys and comparisons; only ever hashed, never sent. Never raises.
 
-    `kind`: its media type. `form`: its parts, if it is a multipart form: without the boundary, which SDKs make anew on each try.
+    `document`: its bytes, if it is parsed as JSON (`is_read`). `form`: its parts, if it is a multipart form: without the boundary, which SDKs make anew on each try.
     """
     if form is not None:
         return b"multipart\n" + json.dumps([(part.head, part.digest) for part in form]).encode("ascii")
     try:
-        if is_read(body, kind):
-            return _canonical_json(body.whole(), profile.ignored_fields)
+        if document is not None:
+            return _canonical_json(document, profile.ignored_fields)
     except (_NotCanonicalError, ValueError, RecursionError):
         pass
     return body

@@ -101,10 +101,11 @@ def read(
     recorded = without_credentials(target)
     kind = media_type(headers)
     form = form_of(body.pieces(), find(headers, b"content-type") or b"")
-    canonical = keys.canonical_body(body, kind, form, profile)
+    document = body.whole() if form is None and keys.is_read(body, kind) else None
+    canonical = keys.canonical_body(body, document, form, profile)
     intent = keys.canonical_digest(secret, method, recorded, canonical)
     derived = None if explicit else keys.derive_key(secret, dialect.name, method, recorded, headers, canonical)
-    facts = _facts(dialect, target, body, kind, form)
+    facts = _facts(dialect, target, document, form)
     accepts = find(headers, b"sendonce-accept")
     context = {name.decode(): value.decode("latin-1") for name in CONTEXT_HEADERS if (value := find(headers, name))}
     return CallRequest(
@@ -129,10 +130,10 @@ def read(
     )
 
 
-def _facts(dialect: Dialect, target: str, body: RequestBody, kind: bytes, form: list[Part] | None) -> RequestFacts:
+def _facts(dialect: Dialect, target: str, document: bytes | None, form: list[Part] | None) -> RequestFacts:
     """Uploads and transcriptions name their model in a field of a form."""
     if form is None:
-        return dialect.read_request(target, body.whole()) if keys.is_read(body, kind) else RequestFacts()
+        return dialect.read_request(target, document) if document is not None else RequestFacts()
     fields = {part.field: part.text for part in reversed(form) if part.field and part.text}
     model = fields.get("model")
     return RequestFacts(

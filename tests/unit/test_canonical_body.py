@@ -19,7 +19,8 @@ JSON = b"application/json"
 def canonical(body: bytes, content_type: bytes | None = JSON) -> bytes:
     """As manifest.read asks for it; a body that stands for itself gives its own bytes."""
     came, kind = body_of(body), (content_type or b"").partition(b";")[0].strip().lower()
-    canonical = keys.canonical_body(came, kind, form_of(came.pieces(), content_type or b""), PROFILE)
+    document = came.whole() if keys.is_read(came, kind) else None
+    canonical = keys.canonical_body(came, document, form_of(came.pieces(), content_type or b""), PROFILE)
     return canonical if isinstance(canonical, bytes) else canonical.whole()
 
 
