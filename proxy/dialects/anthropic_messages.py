@@ -51,10 +51,7 @@ class AnthropicMessages:
         return b"event: error\ndata: " + json.dumps({"type": "error", "error": error}).encode("ascii") + b"\n\n"
 
     def sse_to_json(self, body: bytes) -> bytes | None:
-        try:
-            return json.dumps(_message(body), allow_nan=False).encode("ascii")
-        except (_InexactError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
-            return None
+        return base.rendered(_message, body)
 
 
 def _may_end(event: bytes) -> bool:
@@ -133,10 +130,6 @@ _BLOCK_DELTAS = {
 _MESSAGE_DELTAS = ("context_management", "input_transformations")  # beside `delta` and `usage`; kept when not null
 
 
-class _InexactError(Exception):
-    """The stream holds something whose non-stream form is not known, or it did not end well."""
-
-
 def _message(body: bytes) -> dict[str, Any]:
     message: dict[str, Any] = {}
     inputs: dict[int, str] = {}
@@ -149,17 +142,17 @@ def _message(body: bytes) -> dict[str, Any]:
             message = document["message"]
         elif kind == "content_block_start":
             if document["index"] != len(message["content"]):
-                raise _InexactError("a block out of order")
+                raise base.InexactError("a block out of order")
             if document["content_block"]["type"] == "fallback":
-                raise _InexactError("a fallback relabels the message; its non-stream form was not seen")
+                raise base.InexactError("a fallback relabels the message; its non-stream form was not seen")
             message["content"].append(document["content_block"])
         elif kind == "content_block_delta":
             _add_block_delta(message["content"][document["index"]], document["delta"], inputs, document["index"])
         elif kind == "message_delta":
             _add_message_delta(message, document)
         elif kind not in ("content_block_stop", "ping"):
-            raise _InexactError(f"unknown event {kind}")
-    raise _InexactError("no terminal event")
+            raise base.InexactError(f"unknown event {kind}")
+    raise base.InexactError("no terminal event")
 
 
 def _add_block_delta(block: dict[str, Any], delta: dict[str, Any], inputs: dict[int, str], index: int) -> None:
@@ -172,12 +165,12 @@ def _add_block_delta(block: dict[str, Any], delta: dict[str, Any], inputs: dict[
         source, target, is_joined = _BLOCK_DELTAS[kind]
         block[target] = (block.get(target) or "") + delta[source] if is_joined else delta[source]
     else:
-        raise _InexactError(f"unknown delta {kind}")
+        raise base.InexactError(f"unknown delta {kind}")
 
 
 def _add_message_delta(message: dict[str, Any], document: dict[str, Any]) -> None:
     if unknown := document.keys() - {"type", "delta", "usage", *_MESSAGE_DELTAS}:
-        raise _InexactError(f"unknown fields {unknown}")
+        raise base.InexactError(f"unknown fields {unknown}")
     message |= {name: value for name, value in document["delta"].items() if value is not None}
     message |= {name: document[name] for name in _MESSAGE_DELTAS if document.get(name) is not None}
     message["usage"] |= {name: value for name, value in (document.get("usage") or {}).items() if value is not None}
@@ -186,7 +179,7 @@ def _add_message_delta(message: dict[str, Any], document: dict[str, Any]) -> Non
 def _finished(message: dict[str, Any], inputs: dict[int, str]) -> dict[str, Any]:
     """A tool's input arrives as JSON text in pieces; no text at all leaves the block's own empty input."""
     if message.get("stop_reason") is None:
-        raise _InexactError("the message did not finish")
+        raise base.InexactError("the message did not finish")
     for index, partial in inputs.items():
         if partial:
             message["content"][index]["input"] = json.loads(partial)

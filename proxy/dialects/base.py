@@ -264,6 +264,18 @@ def data_objects(stream: bytes) -> Iterator[dict[str, Any]]:
             yield document
 
 
+class InexactError(Exception):
+    """The stream holds something whose non-stream form is not known, or it did not end well."""
+
+
+def rendered(render: Callable[[bytes], Any], stream: bytes) -> bytes | None:
+    """What `render` makes of a decoded stream, as JSON; None where it cannot be made exactly. Never raises."""
+    try:
+        return json.dumps(render(stream), allow_nan=False).encode("ascii")
+    except (InexactError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return None
+
+
 def read_whole(
     version: int,
     found_in: Callable[[bytes, bool], Findings],

@@ -51,10 +51,7 @@ class OpenAIChat:
         return b"data: " + json.dumps({"error": error}).encode("ascii") + b"\n\n"
 
     def sse_to_json(self, body: bytes) -> bytes | None:
-        try:
-            return json.dumps(_completion(body), allow_nan=False).encode("ascii")
-        except (_InexactError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            return None
+        return base.rendered(_completion, body)
 
 
 def _has_end(stream: bytes) -> bool:
@@ -107,10 +104,6 @@ _DELTA_JOINED_TEXT = ("content", "refusal", "reasoning_content", "reasoning")
 _DELTA_JOINED_LISTS = ("annotations",)
 
 
-class _InexactError(Exception):
-    """The stream holds something whose non-stream form is not known, or it did not end well."""
-
-
 def _completion(body: bytes) -> dict[str, Any]:
     completion: dict[str, Any] = {"id": None, "object": "chat.completion", "created": None, "model": None}
     choices: dict[int, dict[str, Any]] = {}
@@ -120,7 +113,7 @@ def _completion(body: bytes) -> dict[str, Any]:
         for part in chunk.get("choices") or ():
             _add_choice(choices.setdefault(part["index"], _empty_choice(part["index"])), part)
     if not choices or any(choice["finish_reason"] is None for choice in choices.values()):
-        raise _InexactError("a choice did not finish")
+        raise base.InexactError("a choice did not finish")
     completion["choices"] = [_finished(choices[index]) for index in sorted(choices)]
     return completion
 
@@ -131,14 +124,14 @@ def _chunks(body: bytes) -> Iterator[dict[str, Any]]:
             return
         chunk = json.loads(event.data)
         if chunk.get("error"):
-            raise _InexactError("an error is no completion")
+            raise base.InexactError("an error is no completion")
         yield chunk
-    raise _InexactError("no terminal event")
+    raise base.InexactError("no terminal event")
 
 
 def _only_known(document: dict[str, Any], *names: str) -> None:
     if unknown := [name for name, value in document.items() if value is not None and name not in names]:
-        raise _InexactError(f"unknown fields {unknown}")
+        raise base.InexactError(f"unknown fields {unknown}")
 
 
 def _empty_choice(index: int) -> dict[str, Any]:
@@ -183,7 +176,7 @@ def _add_call(call: dict[str, Any], fragment: dict[str, Any]) -> None:
         elif name in ("arguments", "input"):
             call[name] = call.get(name, "") + value
         elif name not in ("id", "type", "name") or call.setdefault(name, value) != value:
-            raise _InexactError(f"the tool call's {name} is unknown or changed")
+            raise base.InexactError(f"the tool call's {name} is unknown or changed")
 
 
 def _finished(choice: dict[str, Any]) -> dict[str, Any]:

@@ -86,10 +86,7 @@ class OpenAIResponses:
         return b"event: response.failed\ndata: " + json.dumps(document).encode("ascii") + b"\n\n"
 
     def sse_to_json(self, body: bytes) -> bytes | None:
-        try:
-            return json.dumps(_response(body), allow_nan=False).encode("ascii")
-        except (_InexactError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            return None
+        return base.rendered(_response, body)
 
 
 # Every field that openai's type requires; no id, for there is no such response to be fetched or continued.
@@ -206,10 +203,6 @@ def _answer(response: dict[str, Any], error: str | None, *, has_output: bool) ->
 # --- stream to JSON ---
 
 
-class _InexactError(Exception):
-    """The stream holds something whose non-stream form is not known, or it did not end well."""
-
-
 def _response(body: bytes) -> dict[str, Any]:
     """The terminal event's `response` and the non-stream answer are one type (openai types/responses/response.py).
 
@@ -224,13 +217,13 @@ def _response(body: bytes) -> dict[str, Any]:
         elif kind in {"response.completed", "response.incomplete"}:
             response: dict[str, Any] = document["response"]
             if response["object"] != "response" or "response." + response["status"] != kind:
-                raise _InexactError("the response contradicts its event")
+                raise base.InexactError("the response contradicts its event")
             if _names(response["output"]) != _names([done[index] for index in sorted(done)]):
-                raise _InexactError("the response is without its items")
+                raise base.InexactError("the response is without its items")
             return response
         elif kind in _ENDS:
-            raise _InexactError("an error is no response")
-    raise _InexactError("no terminal event")
+            raise base.InexactError("an error is no response")
+    raise base.InexactError("no terminal event")
 
 
 def _names(items: list[dict[str, Any]]) -> list[tuple[str, str | None]]:
