@@ -271,8 +271,7 @@ def visit(provider: Rig, fault: Fault, number: int) -> Visit | None:
         path = _CALL.sub("CALL", os.path.relpath(run.struck[0].path, rig.state_dir))
         return Visit(path, moment_of(run), ", ".join(answered))
     finally:
-        if rig.proxy_process is not None:
-            rig.proxy_process.close()
+        rig.leave()
 
 
 def first_of(fault: Fault, calls_of_a_start: dict[str, int]) -> int:

@@ -148,8 +148,7 @@ def test_kill_at_failpoint_leaves_what_the_table_answers(provider: Rig, point: s
             if answer is not None:  # I2: who saw the end will always find it on record
                 assert stages[-1] == "completed"
         finally:
-            if rig.proxy_process is not None:
-                rig.proxy_process.close()
+            rig.leave()
     left = (LEFT_BY_STREAM if form == "stream" else LEFT_BY_JSON)[point]
     assert re.fullmatch(left, " ".join(stages)), stages
 

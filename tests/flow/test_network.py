@@ -250,7 +250,7 @@ def listening(
     try:
         yield made
     finally:
-        made.proxy_process.close()
+        made.leave()
 
 
 def certified(shared: Rig, authority: Authority) -> str:

@@ -90,12 +90,12 @@ def limited(shared: Rig, name: str) -> Iterator[Rig]:
     made = Rig(shared.directory, shared.provider_process, state_name=name)
     arguments = ["serve", "--port", "0", "--state-dir", str(made.state_dir)]
     arguments += ["--upstream", f"openai={shared.provider_url}"]
-    made.proxy_process = process = Process(["-c", LIMITED, *arguments], r"listens on http://[^ ]*:(\d+)")
+    made.proxy_process = Process(["-c", LIMITED, *arguments], r"listens on http://[^ ]*:(\d+)")
     try:
         yield made
     finally:
-        process.close()
-        print(process.complained)  # why it ended, where a test failed
+        made.leave()
+        print(made.proxy_process.complained)  # why it ended, where a test failed
 
 
 def test_more_clients_than_descriptors_are_refused_and_the_proxy_lives(shared: Rig) -> None:

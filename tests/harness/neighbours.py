@@ -22,8 +22,7 @@ def beside(shared: Rig, *arguments: str, settings: str = "", failpoints: str = "
         made.start(failpoints)
         yield made
     finally:
-        if made.proxy_process is not None:
-            made.proxy_process.close()
+        made.leave()
 
 
 def process_of(rig: Rig) -> Process:
