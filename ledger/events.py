@@ -88,6 +88,8 @@ class CallRequested:
     evidence: Mapping[str, Any] = field(default_factory=dict)
     caller_kind: str = "unknown"
     caller_rotates: bool = False
+    client: str = "generic"
+    lineage: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,9 @@ FORMAT: Final = 1
 APPLICATION_ID: Final = 0x53454E44  # "SEND", so that file(1) and doctor know whose database it is
 RESTORE: Final = "Restore a backup, then sendonce recover."
 NEWEST_OCCURRENCES: Final = 8  # finished ones an admission still looks at: a late retry's answer is among the newest
+OPEN_LINEAGE_CALLS: Final = (
+    8  # of one turn of an agent, which asks one thing after another: more are never open together
+)
 
 NEWEST_EVENT: Final = "SELECT seq, chain FROM event ORDER BY seq DESC LIMIT 1"
 EVENTS_OF_LEDGER: Final = "SELECT record, chain FROM event WHERE call_id IS NULL ORDER BY seq"
@@ -52,6 +55,12 @@ HISTORY_OF_KEY: Final = """
       (SELECT max(occurrence) FROM call_index WHERE scope = ?1 AND key = ?2)
     FROM call_index c LEFT JOIN event e ON e.call_id = c.call_id
     WHERE c.scope = ?1 AND c.key = ?2 AND c.occurrence IN touched ORDER BY e.seq"""
+# The open occurrences of one lineage, newest first, each with every generation.
+OPEN_OF_LINEAGE: Final = """
+    WITH touched AS (SELECT key, occurrence FROM call_index
+      WHERE scope = ?1 AND lineage = ?2 AND is_open = 1 ORDER BY call_id DESC LIMIT ?3)
+    SELECT e.record, e.chain, c.call_id, c.last_seq FROM call_index c LEFT JOIN event e ON e.call_id = c.call_id
+    WHERE c.scope = ?1 AND (c.key, c.occurrence) IN touched ORDER BY e.seq"""
 GENERATIONS_OF_CALL: Final = """
     SELECT e.record, e.chain, c.call_id, c.last_seq FROM call_index a
     JOIN call_index c ON c.scope = a.scope AND c.key = a.key AND c.occurrence = a.occurrence
@@ -71,7 +80,7 @@ ALL_CALLS: Final = "SELECT call_id FROM call_index ORDER BY call_id DESC"
 ALL_INDEX_ROWS: Final = "SELECT * FROM call_index ORDER BY call_id"
 ALL_BODIES: Final = "SELECT digest, size FROM body ORDER BY id"
 SUM_BODIES: Final = "SELECT coalesce(sum(size), 0) FROM body"
-SCHEMA: Final = "SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL ORDER BY sql"
+SCHEMA: Final = "SELECT sql, tbl_name = 'call_index' FROM sqlite_schema WHERE sql IS NOT NULL ORDER BY sql"
 FIND_BODY: Final = "SELECT chunks FROM body WHERE digest = ?"
 HAS_CHUNK: Final = "SELECT 1 FROM chunk WHERE digest = ?"
 ERASE_BODY: Final = "DELETE FROM body WHERE digest = ? RETURNING size"
@@ -85,7 +94,7 @@ FIND_CHUNK: Final = "SELECT frame FROM chunk WHERE digest = ?"
 
 WRITE_INDEX: Final = """
     INSERT INTO call_index VALUES(:call_id, :scope, :key, :occurrence, :generation, :epoch, :last_seq, :is_open,
-      :is_in_flight, :is_unfinished)
+      :is_in_flight, :is_unfinished, :lineage)
     ON CONFLICT(call_id) DO UPDATE SET epoch = :epoch, last_seq = :last_seq, is_open = :is_open,
       is_in_flight = :is_in_flight, is_unfinished = :is_unfinished"""
 
@@ -161,18 +170,25 @@ def create_or_check(db: sqlite3.Connection, ledger_id: str, path: str) -> None:
         raise StateDirError(
             f"{path} has format {version}; this sendonce reads {FORMAT}. Use the version that wrote it."
         )
-    if db.execute(SCHEMA).fetchall() != schema():
+    found = db.execute(SCHEMA).fetchall()
+    if found != schema() and _beside_index(found) == _beside_index(schema()):
+        rebuild_index(db)  # it is the index of an earlier version, or somebody's: it is computed, never converted
+    elif found != schema():
         raise StateDirError(
             f"{path} has other tables, indexes or triggers than format {FORMAT}. Take away what was added, or: {RESTORE}"
         )
 
 
 @cache
-def schema() -> list[tuple[str]]:
+def schema() -> list[tuple[str, int]]:
     """What SCHEMA reads from a sound ledger: without its triggers nothing keeps events from being changed."""
     with closing(sqlite3.connect(":memory:")) as db:
         db.executescript(_sql("schema.sql") + _sql("call_index.sql"))
         return db.execute(SCHEMA).fetchall()
+
+
+def _beside_index(rows: list[tuple[str, int]]) -> list[str]:
+    return [sql for sql, is_index in rows if not is_index]
 
 
 def write_index(db: sqlite3.Connection, state: CallState) -> None:
@@ -188,6 +204,7 @@ def write_index(db: sqlite3.Connection, state: CallState) -> None:
         "is_open": not state.finished,
         "is_in_flight": state.superseded_by is None and state.evidence in IN_FLIGHT,
         "is_unfinished": state.superseded_by is None and state.evidence in UNFINISHED,
+        "lineage": state.requested.lineage if state.requested else None,
     }
     db.execute(WRITE_INDEX, row)
 

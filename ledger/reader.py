@@ -37,6 +37,14 @@ class Reader:
         calls = project(events, self._epochs)
         return KeyHistory(tuple(calls.values()), Head(events[-1].seq, events[-1].chain), rows[0][4])
 
+    async def lineage(self, scope: Scope, lineage: str) -> list[CallState]:
+        """The newest call of each occurrence of this lineage that is not over, newest first."""
+        limit = queries.OPEN_LINEAGE_CALLS
+        rows = await self._db.execute_fetchall(queries.OPEN_OF_LINEAGE, (scope, lineage, limit))
+        calls = project(queries.read_calls(rows), self._epochs).values()
+        newest = [state for state in calls if state.superseded_by is None]
+        return sorted(newest, key=lambda state: state.call, reverse=True)
+
     async def call(self, call: CallId) -> CallState | None:
         rows = await self._db.execute_fetchall(queries.GENERATIONS_OF_CALL, (call,))
         return project(queries.read_calls(rows), self._epochs).get(call)

@@ -185,6 +185,8 @@ def _derived(
 ) -> Verdict:
     """The oldest unclaimed occurrence: to send, to hand over, to refuse; else a new one."""
     lives = {state.call: _still_claimed(state, live.get(state.call, NOT_LIVE)) for state in newest}
+    if ask.asks_once and not all(map(_is_over, newest)):
+        ask = replace(ask, certain_retry=True)
     if now.owed_first_try:
         ask = replace(ask, certain_retry=False)  # a retry of what was never recorded: none of these is its first try
     verdicts = [(state, _by_stage(ask, state, lives[state.call], policy)) for state in newest]

@@ -229,7 +229,7 @@ class Forwarder:
         # Some upstreams label a stream as another thing.
         asked_for = request.facts.stream and 200 <= answer.status < 300
         if asked_for or is_event_stream(answer.headers):
-            attempt.hold = hold_of(request.dialect, answer.headers, acts_on_items=request.acts_on_items)
+            attempt.hold = hold_of(request.dialect, answer.headers, acts_on_items=request.client.acts_on_items)
         about = {
             "status": answer.status,
             "reason_phrase": reason_recorded(answer.reason),

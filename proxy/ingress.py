@@ -17,26 +17,23 @@ from ledger.errors import (
     UnreadableRecordError,
     UnrecordableEventError,
 )
-from ledger.events import CallPreparationFailed, CallRequested
 from ledger.ids import CallId, Head, Key, Scope, attempt_id, new_call_id
 from ledger.ladder import Evidence
-from ledger.operations import Append, Entry, Expect
 from ledger.spool import Spool
-from ledger.stages import Effect
 from proxy import clock, manifest, refusals
 from proxy.admission import decide
 from proxy.codes import Code
 from proxy.connections import descriptor_share
 from proxy.decisions import Attach, Forward, Now, Policy, Refuse, Replay, Wait
 from proxy.dialects.base import is_event_stream
-from proxy.endpoints import EndpointClass, classify
 from proxy.front import BadBody, DoorAnswer, Entered, FrontDoor
 from proxy.headers import RawHeaders
 from proxy.inflight import Recording
+from proxy.intentions import Intentions
 from proxy.interpreter import dialect_of
-from proxy.keys import KeyFault, explicit_key
 from proxy.liveness import Claimant, Flight
 from proxy.manifest import CallRequest
+from proxy.preparation import record_preparation_failure
 from proxy.replayer import replay
 from proxy.server import WireResponse, answer, relay
 from proxy.services import Services
@@ -55,6 +52,7 @@ class Ingress:
 
     def __init__(self, services: Services) -> None:
         self._services, self._door = services, FrontDoor(services)
+        self._intentions = Intentions(services)
         self._large_body = asyncio.Semaphore(1)  # canonicalising takes several times a body's memory: one at a time
         self._flights_limit = descriptor_share()
         self._turns: WeakValueDictionary[tuple[Scope, Key], asyncio.Lock] = WeakValueDictionary()
@@ -65,11 +63,11 @@ class Ingress:
             entered = await self._door.enter(request)
             if isinstance(entered, web.StreamResponse):
                 return entered
-            asked = await self._read(entered)
+            asked = await self._intentions.of(await self._read(entered))
             with self._door.admitted(asked):
                 return await self._serve_or_say_damaged(request, asked)
         except BadBody as own:
-            await self._record_preparation_failure(request, own)
+            await record_preparation_failure(self._services, request, own)
             return await self._door.answer(request, own)
         except DoorAnswer as own:
             return await self._door.answer(request, own)
@@ -214,7 +212,7 @@ class Ingress:
         if flight is None:
             return None
         claimant = self._services.registry.claim(call, request.transport, "attached")
-        if flight.request.facts.stream != asked.facts.stream:
+        if flight.request.facts.stream != asked.facts.stream or asked.retells is not None:
             await flight.finished.wait()
             self._services.registry.release(claimant)
             return None
@@ -237,8 +235,7 @@ class Ingress:
         marks = (*_marks(call.call, "replayed"), (b"Idempotency-Replayed", b"true"))
         reader, again = self._services.reader, replace(now, form_differs=True)
         try:
-            preserver, as_stream = self._services.preserver, asked.facts.stream
-            response = await replay(request, reader, preserver, call, dialect, marks, as_stream=as_stream)
+            response = await replay(request, reader, self._services.preserver, call, dialect, marks, asked)
         except UnreadableRecordError:
             if not await self._is_erased(call):
                 raise
@@ -299,46 +296,6 @@ class Ingress:
             with suppress(OSError, RuntimeError):
                 claimant.transport.write_eof()
             await self._services.registry.until_lost(claimant.transport, LINGER_S)
-
-    async def _record_preparation_failure(self, request: web.BaseRequest, own: BadBody) -> None:
-        """A bad request leaves no events, unless an explicit key names the call: then its failure is on record."""
-        key = explicit_key(request.raw_headers)
-        if own.route is None or key is None or isinstance(key, KeyFault):
-            return
-        scope, caller = manifest.scope_and_caller(self._services.secret, own.route, request.raw_headers)
-        history = await self._services.reader.history(scope, Key(key))
-        newest = max(history.calls, key=lambda state: (state.occurrence, state.generation), default=None)
-        if newest is not None and (newest.manifest is not None or newest.effect is not Effect.ABSENT):
-            return  # what stands says more than a failed preparation could, and drift is measured against it
-        endpoint_class = classify(request.method, own.route.provider_target, own.route.upstream.family)
-        if endpoint_class is EndpointClass.SAFE:
-            return
-        call = new_call_id(clock.now_ms(), clock.entropy())
-        requested = CallRequested(
-            scope=scope,
-            key=Key(key),
-            key_source="explicit",
-            occurrence=newest.occurrence if newest else 1,
-            generation=newest.generation + 1 if newest else 1,
-            epoch=self._services.epoch,
-            upstream=own.route.name,
-            endpoint_class=endpoint_class,
-            dialect="generic",
-            caller=caller.fingerprint,
-            caller_exact=caller.exact,
-            caller_kind=caller.kind,
-            caller_rotates=caller.rotating,
-            why_new="resumed" if newest else "first",
-            continues=newest.call if newest else None,
-        )
-        failed = CallPreparationFailed(own.code, own.text or own.code)
-        entries = (Entry(call, None, requested), Entry(call, None, failed))
-        try:
-            await self._services.writer.append(Append(entries, Expect(scope, Key(key), history.head)))
-        except ConflictError:
-            return  # another request under this key was first, and says more
-        except PoisonedError:
-            return  # the answer that follows was due without the record, and the process is ending
 
 
 def _marks(call: CallId, disposition: str) -> RawHeaders:

@@ -217,17 +217,23 @@ class _Number(str):
 
 
 def canonical_body(
-    body: RequestBody, document: bytes | None, form: list[Part] | None, profile: ClientProfile
+    body: RequestBody,
+    document: bytes | None,
+    form: list[Part] | None,
+    profile: ClientProfile,
+    *,
+    across_starts: bool = False,
 ) -> Canonical:
     """What stands for the body in keys and comparisons; only ever hashed, never sent. Never raises.
 
     `document`: its bytes, if it is parsed as JSON (`is_read`). `form`: its parts, if it is a multipart form: without the boundary, which SDKs make anew on each try.
+    `across_starts`: without what is new at each start of the client (semantics section 9).
     """
     if form is not None:
         return b"multipart\n" + json.dumps([(part.head, part.digest) for part in form]).encode("ascii")
     try:
         if document is not None:
-            return _canonical_json(document, profile.ignored_fields)
+            return _canonical_json(document, profile, across_starts=across_starts)
     except (_NotCanonicalError, ValueError, RecursionError):
         pass
     return body
@@ -240,7 +246,7 @@ def is_read(body: RequestBody, kind: bytes) -> bool:
     return sum(piece.count(b",") for piece in body.pieces()) <= CANONICAL_JSON_LIMIT_COMMAS
 
 
-def _canonical_json(body: bytes, ignored_fields: frozenset[str]) -> bytes:
+def _canonical_json(body: bytes, profile: ClientProfile, *, across_starts: bool) -> bytes:
     # Decoded here, and strictly: json.loads on bytes would let UTF-16 and encoded surrogates pass for the same text.
     document = json.loads(
         body.decode(),
@@ -250,7 +256,9 @@ def _canonical_json(body: bytes, ignored_fields: frozenset[str]) -> bytes:
         parse_constant=_refuse_constant,
     )
     if isinstance(document, dict):
-        document = {name: value for name, value in document.items() if name not in ignored_fields}
+        document = profile.intention(document)
+        if across_starts:
+            document = profile.without_start_ids(document)
     return _written(document).encode("ascii")
 
 
@@ -321,6 +329,12 @@ def derive_key(
     return _keyed(
         secret, "derived-key", dialect.encode(), method.encode(), path_and_query.encode(), *account, canonical
     )
+
+
+def lineage(secret: bytes, profile: ClientProfile, headers: RawHeaders) -> str | None:
+    """What the client's tries of one thing have in common, as it can be recorded."""
+    named = profile.lineage(headers)
+    return _keyed(secret, "lineage", profile.name.encode(), named) if named else None
 
 
 def canonical_digest(secret: bytes, method: str, path_and_query: str, canonical: Canonical) -> str:

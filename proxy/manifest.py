@@ -1,16 +1,17 @@
 """Raw request -> `CallRequest`: everything that admission decides on and the ledger records. Pure; CPU grows with the body."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 from urllib.parse import urlsplit
 
 from ledger.events import Body, CallManifest, CallRequested, CallResumed, KeySource, Pairs
 from ledger.ids import CallId, Digest, Head, Key, Scope
-from proxy import clients, keys
+from proxy import clients, keys, retelling
+from proxy.clients import ClientProfile
 from proxy.decisions import Ask, Forward
 from proxy.dialects import registry
-from proxy.dialects.base import Dialect, RequestFacts
+from proxy.dialects.base import Dialect, RequestFacts, parsed_object
 from proxy.endpoints import EndpointClass, by_body, provider_path
 from proxy.headers import REQUEST_STORED, RawHeaders, end_to_end, find, media_type, stored
 from proxy.multipart import Part, form_of
@@ -42,6 +43,14 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
+class Retold:
+    """The call whose answer a retry repeats the beginning of, and how many whole parts of it."""
+
+    call: CallId
+    parts: int
+
+
+@dataclass(frozen=True, slots=True)
 class CallRequest:
     """One admitted request, with its exact bytes and what they mean."""
 
@@ -59,10 +68,18 @@ class CallRequest:
     caller: keys.Caller
     facts: RequestFacts
     intent_digest: Digest
+    client: ClientProfile
+    lineage: str | None
     certain_retry: bool
-    acts_on_items: bool  # its client acts on single items of a stream before the stream ends
+    may_retell: bool  # by its own words it may repeat what its client got of an answer
     accepts_attempt: str | None
     context: Mapping[str, str]
+    retells: Retold | None = None
+
+    def as_retold(self, call: CallId, manifest: CallManifest, key: Key, parts: int) -> "CallRequest":
+        """The same request, known for a retry of `call`, whose key and intention are its own."""
+        intent, retold = manifest.intent_digest, Retold(call, parts)
+        return replace(self, key=key, intent_digest=intent, certain_retry=True, retells=retold)
 
     @property
     def ask(self) -> Ask:
@@ -75,6 +92,7 @@ class CallRequest:
             self.certain_retry,
             self.accepts_attempt,
             self.context,
+            asks_once=self.client.asks_once and self.lineage is not None,
         )
 
 
@@ -123,11 +141,19 @@ def read(
         caller=caller,
         facts=facts,
         intent_digest=Digest(intent),
+        client=profile,
+        lineage=keys.lineage(secret, profile, headers),
         certain_retry=profile.certain_retry(headers),
-        acts_on_items=profile.acts_on_items,
+        may_retell=not explicit and _may_retell(profile, document),
         accepts_attempt=accepts.decode("latin-1").strip() if accepts else None,
         context=context,
     )
+
+
+def _may_retell(profile: ClientProfile, document: bytes | None) -> bool:
+    if profile.retells is None or document is None:
+        return False
+    return retelling.may_tell(profile.retells, parsed_object(document))
 
 
 def _facts(dialect: Dialect, target: str, document: bytes | None, form: list[Part] | None) -> RequestFacts:
@@ -163,11 +189,13 @@ def requested(request: CallRequest, plan: Forward, epoch: int) -> CallRequested:
         caller_exact=request.caller.exact,
         caller_kind=request.caller.kind,
         caller_rotates=request.caller.rotating,
+        client=request.client.name,
+        lineage=request.lineage,
         why_new=plan.why_new,
         continues=plan.continues.call if plan.continues else None,
         accepts_attempt=plan.accepts_attempt,
         authority=plan.authority,
-        evidence=plan.evidence,
+        evidence={**plan.evidence, **({"retells": asdict(request.retells)} if request.retells else {})},
     )
 
 

@@ -1,24 +1,35 @@
 """Stored bytes -> client: the recorded answer again, marked as a replay, in the form that was asked for."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from http import HTTPStatus
 
 from aiohttp import web
 
 from ledger.calls import CallState
 from ledger.errors import UnreadableRecordError
+from ledger.events import CallManifest
 from ledger.reader import Reader
 from proxy.codings import UndecodableError, decoded
 from proxy.dialects import base
 from proxy.dialects.base import Dialect
 from proxy.headers import RawHeaders
 from proxy.inflight import Head
-from proxy.manifest import as_headers, reason_on_wire
+from proxy.manifest import CallRequest, as_headers, reason_on_wire
 from proxy.preserve import PARSED_LIMIT_BYTES, Preserver
 from proxy.refusals import OwnAnswer
 from proxy.server import WireResponse, answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """A form in which an answer was not stored. `render`: of the decoded body; None where it cannot be made exactly."""
+
+    media_type: bytes
+    render: Callable[[bytes], bytes | None]
+
 
 _ABOUT_THE_BODY = frozenset({b"content-length", b"content-encoding", b"content-type", b"transfer-encoding"})
 
@@ -30,10 +41,9 @@ async def replay(
     call: CallState,
     dialect: Dialect,
     extra: RawHeaders,
-    *,
-    as_stream: bool,
+    asked: CallRequest,
 ) -> WireResponse | None:
-    """Byte-identical body with the stored allow-listed headers; None where the other form cannot be made exactly."""
+    """Byte-identical body with the stored allow-listed headers; None where the form asked for cannot be made exactly."""
     attempt, stored = call.attempt, call.manifest
     assert attempt is not None
     assert attempt.observed is not None
@@ -41,16 +51,16 @@ async def replay(
     observed = attempt.observed
     headers = as_headers(observed.headers)
     digest = observed.body.digest if observed.body is not None and observed.body.size else None
-    if stored.stream != as_stream and base.is_event_stream(headers) != as_stream:
+    if (form := _other_form(stored, headers, dialect, asked)) is not None:
         rendered = None
-        if not as_stream and observed.body is not None and observed.body.size <= PARSED_LIMIT_BYTES:
+        if observed.body is not None and observed.body.size <= PARSED_LIMIT_BYTES:
             async with preserver.parsing:
                 body = b"".join([piece async for piece in reader.body(observed.body.digest)])
-                rendered = await asyncio.to_thread(_rendered, dialect, headers, body)
+                rendered = await asyncio.to_thread(_rendered, form, headers, body)
         if rendered is None:
             return None
         kept = tuple(pair for pair in headers if pair[0].lower() not in _ABOUT_THE_BODY)
-        own = OwnAnswer(HTTPStatus.OK, (*kept, (b"Content-Type", b"application/json")), rendered)
+        own = OwnAnswer(HTTPStatus.OK, (*kept, (b"Content-Type", form.media_type)), rendered)
         return await answer(request, own, extra)
     size = observed.body.size if observed.body else 0
     head = Head(
@@ -63,9 +73,20 @@ async def replay(
     return await _write(request, head, extra, reader.body(digest) if digest else _nothing())
 
 
-def _rendered(dialect: Dialect, headers: RawHeaders, body: bytes) -> bytes | None:
+def _other_form(stored: CallManifest, headers: RawHeaders, dialect: Dialect, asked: CallRequest) -> _Form | None:
+    """None: the stored bytes are the form that is asked for."""
+    is_stream, as_stream = base.is_event_stream(headers), asked.facts.stream
+    if as_stream not in (stored.stream, is_stream):
+        return _Form(b"application/json", lambda body: None if as_stream else dialect.sse_to_json(body))
+    retells, retold = asked.client.retells, asked.retells
+    if is_stream and retells is not None and retold is not None and retold.parts:
+        return _Form(b"text/event-stream", lambda body: retells.after(body, retold.parts))
+    return None
+
+
+def _rendered(form: _Form, headers: RawHeaders, body: bytes) -> bytes | None:
     try:
-        return dialect.sse_to_json(decoded(headers, body))
+        return form.render(decoded(headers, body))
     except UndecodableError:
         return None
 

@@ -232,6 +232,10 @@ class Event:
     name: bytes
     data: bytes
 
+    def written(self) -> bytes:
+        name = b"event: " + self.name + b"\n" if self.name else b""
+        return name + b"".join(b"data: " + line + b"\n" for line in self.data.split(b"\n")) + b"\n"
+
 
 def events(body: bytes) -> Iterator[Event]:
     """The events of a body, as the HTML standard dispatches them: an event that its blank line did not end is no event."""

@@ -9,11 +9,13 @@ CREATE TABLE call_index(
   last_seq INTEGER NOT NULL,
   is_open INTEGER NOT NULL,
   is_in_flight INTEGER NOT NULL,
-  is_unfinished INTEGER NOT NULL
+  is_unfinished INTEGER NOT NULL,
+  lineage TEXT
 ) STRICT, WITHOUT ROWID;
 -- Not unique: claims are unique by rule (claims.py), but a receipt may witness a call beside one of the same identity.
 CREATE INDEX call_identity ON call_index(scope, key, occurrence, generation);
 CREATE INDEX call_by_key ON call_index(scope, key, last_seq);
 CREATE INDEX call_open ON call_index(scope, key) WHERE is_open = 1;
+CREATE INDEX call_by_lineage ON call_index(scope, lineage) WHERE lineage IS NOT NULL AND is_open = 1;
 CREATE INDEX call_in_flight ON call_index(epoch) WHERE is_in_flight = 1;
 CREATE INDEX call_unfinished ON call_index(call_id) WHERE is_unfinished = 1;

@@ -116,6 +116,7 @@ class Call:
     call_id: str
     identity: Mapping[str, Any] | None = None  # scope, key, key_source, occurrence, generation, upstream, caller_exact
     epoch: int | None = None
+    lineage: str | None = None
     endpoint_class: str | None = None  # null: witnessed only
     marked: bool = False
     corrupt: bool = False
@@ -253,6 +254,7 @@ class Call:
             "is_open": int(not finished),
             "is_in_flight": int(not superseded and self.evidence in IN_FLIGHT),
             "is_unfinished": int(not superseded and self.evidence in UNFINISHED),
+            "lineage": self.lineage,
         }
 
 

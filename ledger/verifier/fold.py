@@ -135,7 +135,7 @@ def requested(ledger: Ledger, call: Call, event: Event) -> None:
     data = event.data
     epoch = ledger.epochs.get(data["epoch"])
     call.marked = call.marked or (epoch is not None and epoch.marked)
-    call.epoch, call.continues = data["epoch"], data["continues"]
+    call.epoch, call.continues, call.lineage = data["epoch"], data["continues"], data["lineage"]
     call.endpoint_class = ledger.texts.setdefault(data["endpoint_class"], data["endpoint_class"])
     continued = ledger.calls.get(data["continues"]) if data["continues"] else None
     call.further_effects = (data["accepts_attempt"] is not None and data["authority"] is not None) + (

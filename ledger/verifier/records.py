@@ -90,7 +90,7 @@ EVENTS: dict[str, dict[str, Shape]] = {
     "epoch.closed": {"epoch": number, "by": one_of("self successor")},
     "call.requested": {
         **KEY, "epoch": number, "upstream": text, "endpoint_class": text, "dialect": text, "caller": text,
-        "caller_exact": text, "caller_kind": text, "caller_rotates": flag,
+        "caller_exact": text, "caller_kind": text, "caller_rotates": flag, "client": text, "lineage": maybe(text),
         "why_new": one_of("first second_sample resumed decision"), "continues": maybe(call_id),
         "accepts_attempt": maybe(text), "authority": maybe(AUTHORITY), "evidence": anything,
     },
@@ -142,7 +142,7 @@ WITNESS: dict[str, Shape] = {
 SEGMENT: dict[str, Shape] = {"n": number, "kind": text, "lineage": text, "ledger": text, "prev": is_digest}
 INDEX_ROW: dict[str, Shape] = {
     "call_id": call_id, "scope": text, "key": text, "occurrence": number, "generation": number, "epoch": maybe(number),
-    "last_seq": number, "is_open": bit, "is_in_flight": bit, "is_unfinished": bit,
+    "last_seq": number, "is_open": bit, "is_in_flight": bit, "is_unfinished": bit, "lineage": maybe(text),
 }  # fmt: skip
 INSPECTION: dict[str, Shape] = {
     "what": one_of("calls show refusal"), "head": anything, "head_after": anything, "document": anything,
@@ -152,6 +152,7 @@ PROVIDER_READS: dict[str, Shape] = {
     "method": text, "path": text, "body_blake3": is_digest, "complete": flag,
     "idempotency_key": maybe(text), "client_request_id": maybe(text),
 }  # fmt: skip
+MAY_LACK = {"call.requested": {"client": "generic", "lineage": None}}  # records from before these fields
 PROVIDER_MAY_LACK = {"idempotency_key": None, "client_request_id": None}
 
 
@@ -176,5 +177,6 @@ def event_of(record: Mapping[str, Any], link: str, where: str) -> Event:
         raise Unreadable(f"{where}: its version of {kind} is not known; use a newer verifier.")
     if (call is None) != kind.startswith("epoch."):
         raise Unreadable(f"{where}: {kind} {'lacks its' if call is None else 'has a'} call.")
+    data = {**MAY_LACK.get(kind, {}), **data}
     shaped(data, EVENTS[kind], where)
     return Event(seq, kind, call, attempt, data, link)

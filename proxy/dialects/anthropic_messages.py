@@ -3,6 +3,7 @@ accumulation of events into a message is the reference for `sse_to_json`.
 """
 
 import json
+from contextlib import suppress
 from typing import Any
 
 from proxy.dialects import base
@@ -135,24 +136,28 @@ def _message(body: bytes) -> dict[str, Any]:
     inputs: dict[int, str] = {}
     for event in base.stream_events(body):
         document = json.loads(event.data)
-        kind = document["type"]
-        if kind == "message_stop":
+        if document["type"] == "message_stop":
             return _finished(message, inputs)
-        if kind == "message_start":
-            message = document["message"]
-        elif kind == "content_block_start":
-            if document["index"] != len(message["content"]):
-                raise base.InexactError("a block out of order")
-            if document["content_block"]["type"] == "fallback":
-                raise base.InexactError("a fallback relabels the message; its non-stream form was not seen")
-            message["content"].append(document["content_block"])
-        elif kind == "content_block_delta":
-            _add_block_delta(message["content"][document["index"]], document["delta"], inputs, document["index"])
-        elif kind == "message_delta":
-            _add_message_delta(message, document)
-        elif kind not in ("content_block_stop", "ping"):
-            raise base.InexactError(f"unknown event {kind}")
+        _add_event(message, inputs, document)
     raise base.InexactError("no terminal event")
+
+
+def _add_event(message: dict[str, Any], inputs: dict[int, str], document: dict[str, Any]) -> None:
+    kind = document["type"]
+    if kind == "message_start":
+        message |= document["message"]
+    elif kind == "content_block_start":
+        if document["index"] != len(message["content"]):
+            raise base.InexactError("a block out of order")
+        if document["content_block"]["type"] == "fallback":
+            raise base.InexactError("a fallback relabels the message; its non-stream form was not seen")
+        message["content"].append(document["content_block"])
+    elif kind == "content_block_delta":
+        _add_block_delta(message["content"][document["index"]], document["delta"], inputs, document["index"])
+    elif kind == "message_delta":
+        _add_message_delta(message, document)
+    elif kind not in ("content_block_stop", "ping"):
+        raise base.InexactError(f"unknown event {kind}")
 
 
 def _add_block_delta(block: dict[str, Any], delta: dict[str, Any], inputs: dict[int, str], index: int) -> None:
@@ -177,10 +182,32 @@ def _add_message_delta(message: dict[str, Any], document: dict[str, Any]) -> Non
 
 
 def _finished(message: dict[str, Any], inputs: dict[int, str]) -> dict[str, Any]:
-    """A tool's input arrives as JSON text in pieces; no text at all leaves the block's own empty input."""
     if message.get("stop_reason") is None:
         raise base.InexactError("the message did not finish")
+    _add_inputs(message, inputs)
+    return message
+
+
+def _add_inputs(message: dict[str, Any], inputs: dict[int, str]) -> None:
+    """A tool's input arrives as JSON text in pieces; no text at all leaves the block's own empty input."""
     for index, partial in inputs.items():
         if partial:
             message["content"][index]["input"] = json.loads(partial)
-    return message
+
+
+# --- a stream that broke off ---
+
+
+def blocks_of(stream: bytes) -> list[Any]:
+    """The content blocks that a client has whole when it has got so much of a decoded stream. Never raises."""
+    message: dict[str, Any] = {}
+    inputs: dict[int, str] = {}
+    whole = 0
+    with suppress(*base.NOT_RENDERED):  # at the latest the terminal event: what was gathered until then came whole
+        for document in base.data_objects(stream):
+            _add_event(message, inputs, document)
+            whole += document["type"] == "content_block_stop"
+    with suppress(*base.NOT_RENDERED):
+        _add_inputs(message, inputs)
+    content = message.get("content")
+    return content[:whole] if isinstance(content, list) else []

@@ -268,11 +268,15 @@ class InexactError(Exception):
     """The stream holds something whose non-stream form is not known, or it did not end well."""
 
 
+# What reading somebody's stream as a document may raise.
+NOT_RENDERED: Final = (InexactError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
+
+
 def rendered(render: Callable[[bytes], Any], stream: bytes) -> bytes | None:
     """What `render` makes of a decoded stream, as JSON; None where it cannot be made exactly. Never raises."""
     try:
         return json.dumps(render(stream), allow_nan=False).encode("ascii")
-    except (InexactError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
+    except NOT_RENDERED:
         return None
 
 

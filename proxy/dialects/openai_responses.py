@@ -226,5 +226,27 @@ def _response(body: bytes) -> dict[str, Any]:
     raise base.InexactError("no terminal event")
 
 
+# --- a stream that broke off ---
+
+
+def items_of(stream: bytes) -> list[Any]:
+    """The items that a client has whole when it has got so much of a decoded stream, in the order in which they came."""
+    return [document.get("item") for document in base.data_objects(stream) if document.get("type") == _ITEM_DONE]
+
+
+def after_items(stream: bytes, count: int) -> bytes:
+    """The decoded stream for a client that has `count` of its items: given twice, they would stand twice in its next request,
+    with one id.
+    """
+    done = [document for document in base.data_objects(stream) if document.get("type") == _ITEM_DONE]
+    given = [document.get("output_index") for document in done[:count]]
+    events = base.stream_events(stream)
+    left = (event for event in events if base.parsed_object(event.data).get("output_index", _NO_ITEM) not in given)
+    return b"".join(event.written() for event in left)
+
+
+_NO_ITEM: Final = object()
+
+
 def _names(items: list[dict[str, Any]]) -> list[tuple[str, str | None]]:
     return [(item["type"], item.get("id")) for item in items]

@@ -129,7 +129,7 @@ def test_rebuilt_index_is_the_same(tmp_path: Path) -> None:
             if evidence in {Evidence.MANIFEST, Evidence.NOT_SENT}:
                 ledger.claim(call_id(number + 101), replace(continuing(call), key=key))
         before = ledger.snapshot()
-        flags = [(row[-3:], row[0]) for row in ledger.index()]
+        flags = [(row[7:10], row[0]) for row in ledger.index()]
         assert {flag for flag, _ in flags} >= {(1, 0, 0), (0, 0, 0), (1, 1, 0), (1, 0, 1)}
         rebuild_index(ledger.store._db)
         assert ledger.snapshot() == before

@@ -271,7 +271,7 @@ class History:
         } | more
         self.event(
             "call.requested", call, **identity, epoch=epoch, dialect="openai_chat", caller="caller",
-            caller_kind="api_key", caller_rotates=False, **rest,
+            caller_kind="api_key", caller_rotates=False, client="generic", lineage=None, **rest,
         )  # fmt: skip
         self.event(
             "call.manifest", call, method="POST", url="https://api.example/v1/chat", headers=[["accept", "*/*"]],
@@ -345,5 +345,5 @@ class History:
     def index(self, call: str, epoch: int | None, *, is_open: int = 0, is_in_flight: int = 0) -> None:
         last = max(line.record["seq"] for line in self.parts.events if line.record["call"] == call)
         identity = {name: self.owners[call][name] for name in ("scope", "key", "occurrence", "generation")}
-        flags = {"is_open": is_open, "is_in_flight": is_in_flight, "is_unfinished": 0}
+        flags = {"is_open": is_open, "is_in_flight": is_in_flight, "is_unfinished": 0, "lineage": None}
         self.parts.index.append({"call_id": call, **identity, "epoch": epoch, "last_seq": last, **flags})

@@ -1,0 +1,80 @@
+"""Which intention a request is a try of, where its own key does not say: a retry told in other words (`retelling`)."""
+
+import asyncio
+from typing import Final
+
+from ledger.calls import CallState
+from ledger.errors import UnreadableRecordError
+from proxy.codings import UndecodableError, decoded
+from proxy.dialects.base import parsed_object
+from proxy.headers import RawHeaders
+from proxy.manifest import CallRequest, as_headers
+from proxy.preserve import PARSED_LIMIT_BYTES
+from proxy.retelling import Retelling, told
+from proxy.services import Services
+
+READ_AGAIN_LIMIT: Final = 8  # a flight that ends while it is looked at is read from the ledger; each may end once
+
+
+class Intentions:
+    """Reads, and changes nothing."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def of(self, asked: CallRequest) -> CallRequest:
+        """The request; as a certain retry of the earlier one, under its key, if it repeats the beginning of its answer.
+
+        Only calls whose answer is not known to have arrived whole count: what follows a whole answer is another intention.
+        """
+        retells, registry = asked.client.retells, self._services.registry
+        if not asked.may_retell or asked.lineage is None or retells is None:
+            return asked
+        for _ in range(READ_AGAIN_LIMIT):
+            earlier = await self._services.reader.lineage(asked.scope, asked.lineage)
+            if not registry.outran(earlier, self._services.epoch):
+                break
+        live = registry.live(earlier)
+        for call in earlier:
+            if call.key == asked.key or call.manifest is None or live[call.call].delivered:
+                continue
+            parts = await self._parts_told(retells, asked, call)
+            if parts is not None:
+                return asked.as_retold(call.call, call.manifest, call.key, parts)
+        return asked
+
+    async def _parts_told(self, retells: Retelling, asked: CallRequest, call: CallState) -> int | None:
+        async with self._services.preserver.parsing:
+            try:
+                request, headers, stream = await self._recorded(call)
+            except UnreadableRecordError:  # erased, or never kept: nothing can be compared
+                return None
+            return await asyncio.to_thread(_parts_told, retells, asked, request, headers, stream)
+
+    async def _recorded(self, call: CallState) -> tuple[bytes, RawHeaders, bytes]:
+        """The request's body, and of the answer the head and so much of the body as there is."""
+        if (flight := self._services.registry.flight(call.call)) is not None:
+            head = flight.recording.head
+            request = flight.request.body.read_at(0, PARSED_LIMIT_BYTES)
+            return request, head.headers if head else (), flight.spool.read_at(0, PARSED_LIMIT_BYTES)
+        assert call.manifest is not None
+        observed = call.attempt.observed if call.attempt else None
+        bodies = [call.manifest.body, observed.body if observed else None]
+        request, stream = [
+            b"".join([piece async for piece in self._services.reader.body(body.digest)])
+            if body is not None and 0 < body.size <= PARSED_LIMIT_BYTES
+            else b""
+            for body in bodies
+        ]
+        return request, as_headers(observed.headers) if observed else (), stream
+
+
+def _parts_told(
+    retells: Retelling, asked: CallRequest, request: bytes, headers: RawHeaders, stream: bytes
+) -> int | None:
+    try:
+        parts = retells.parts(decoded(headers, stream))
+    except UndecodableError:
+        parts = []
+    earlier, later = (asked.client.intention(parsed_object(body)) for body in (request, asked.body.whole()))
+    return told(retells, earlier, later, parts)
