@@ -19,10 +19,12 @@ _CUT_OFF: Final = "<system-reminder>\nYour response above was cut off mid-stream
 
 @dataclass(frozen=True, slots=True)
 class Retelling:
-    """`repeated`: of what a conversation grew by, the parts of an answer that it repeats; None where it is anything else."""
+    """`repeated`: of what a conversation grew by, the parts of an answer that it repeats, from their first one on, for each
+    time that the answer broke off; None where it is anything else.
+    """
 
     conversation: str  # the field of the body that holds it
-    repeated: Callable[[list[Any]], list[Any] | None]
+    repeated: Callable[[list[Any]], list[list[Any]] | None]
     parts: Callable[[bytes], list[Any]]  # of a decoded stream, cut or not: what of it came whole
     after: Callable[[bytes, int], bytes]  # the stream for a client that has so many of its parts
 
@@ -51,9 +53,9 @@ def _told(retelling: Retelling, earlier: dict[str, Any], later: dict[str, Any], 
     if not isinstance(before, list) or not isinstance(now, list) or earlier != later or now[: len(before)] != before:
         return None
     repeated = retelling.repeated(now[len(before) :])
-    if repeated is None or len(repeated) > len(parts):
+    if repeated is None or not all(len(run) <= len(parts) and all(map(_repeats, run, parts)) for run in repeated):
         return None
-    return len(repeated) if all(map(_repeats, repeated, parts)) else None
+    return max(map(len, repeated), default=0)
 
 
 def _plain(value: Any) -> Any:
@@ -69,18 +71,19 @@ def _plain(value: Any) -> Any:
 
 
 def _repeats(told_part: Any, part: Any) -> bool:
-    """Clients leave out fields of what they repeat, and change none."""
+    """Clients leave out fields of what they repeat, write null for others, give an id to what has none, and change nothing."""
     if isinstance(told_part, dict):
         return isinstance(part, dict) and all(
-            name in part and _repeats(value, part[name]) for name, value in told_part.items()
+            _repeats(value, part[name]) if name in part else value is None or name == "id"
+            for name, value in told_part.items()
         )
     if isinstance(told_part, list):
         return isinstance(part, list) and len(told_part) == len(part) and all(map(_repeats, told_part, part))
     return bool(told_part == part)
 
 
-def _codex_repeated(grown: list[Any]) -> list[Any] | None:
-    """Items as they came. With a tool's output behind them the answer was acted on, and this is what follows from it."""
+def _codex_repeated(grown: list[Any]) -> list[list[Any]] | None:
+    """Items as they came, over several breaks one after another. With a tool's output behind them the answer was acted on, and this is what follows from it."""
     made_here = {"user", "developer", "system"}
     are_items = all(
         isinstance(item, dict)
@@ -88,22 +91,24 @@ def _codex_repeated(grown: list[Any]) -> list[Any] | None:
         and item.get("role") not in made_here
         for item in grown
     )
-    return grown if are_items else None
+    return [grown] if are_items else None
 
 
-def _claude_code_repeated(grown: list[Any]) -> list[Any] | None:
-    """The blocks that came whole as a message of the assistant, then the reminder; where nothing came, no message."""
-    match grown:
-        case []:
-            return []
-        case [{"role": "user", "content": [{"text": str(remark)}]}] if remark.startswith(_CUT_OFF):
-            return []
-        case [
-            {"role": "assistant", "content": list(blocks)},
-            {"role": "user", "content": [{"text": str(remark)}]},
-        ] if remark.startswith(_CUT_OFF):
-            return blocks
-    return None
+def _claude_code_repeated(grown: list[Any]) -> list[list[Any]] | None:
+    """For each break the blocks that came whole, as a message of the assistant, if there were any; then the reminder."""
+    runs: list[list[Any]] = []
+    while grown:
+        match grown:
+            case [{"role": "assistant", "content": list(blocks)}, *rest]:
+                runs.append(blocks)
+            case rest:
+                runs.append([])
+        match rest:
+            case [{"role": "user", "content": [{"text": str(remark)}]}, *grown] if remark.startswith(_CUT_OFF):
+                continue
+            case _:
+                return None
+    return runs
 
 
 CODEX_RETELLS: Final = Retelling(

@@ -1,5 +1,6 @@
 """Anthropic messages, token counts and models, as docs.anthropic.com and anthropic 2.14 have them. Pure."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
@@ -10,8 +11,9 @@ from synthetic_provider.wire import (
     JsonObject,
     Stream,
     content_chunks,
-    content_text,
     event,
+    part_starts,
+    part_texts,
     provider_id,
     tool_name,
     words,
@@ -69,7 +71,7 @@ def _stop_reason(ask: Ask) -> str:
 
 
 def messages(ask: Ask) -> JsonObject:
-    content: list[JsonObject] = [{"type": "text", "text": content_text(ask)}]
+    content: list[JsonObject] = [{"type": "text", "text": text} for text in part_texts(ask)]
     if ask.behaviour.tool_call:
         content.append(_tool_use(ask))
     return _message(ask, content, _stop_reason(ask), ask.behaviour.chunks)
@@ -80,29 +82,39 @@ def _named(kind: str, **data: object) -> bytes:
     return event({"type": kind, **data}, kind)
 
 
+def _block_start(index: int) -> bytes:
+    return _named("content_block_start", index=index, content_block={"type": "text", "text": ""})
+
+
+def _text_deltas(ask: Ask) -> Iterator[bytes]:
+    starts, part = part_starts(ask), 0
+    for index, piece in enumerate(content_chunks(ask)):
+        change = b""
+        if index and index in starts:
+            change = _named("content_block_stop", index=part) + _block_start(part + 1)
+            part += 1
+        yield change + _named("content_block_delta", index=part, delta={"type": "text_delta", "text": piece})
+
+
 def messages_stream(ask: Ask) -> Stream:
     """`message_start` already counts one output token, as the provider's does; `message_delta` counts all of them."""
-    ending = [_named("content_block_stop", index=0)]
+    parts = len(part_starts(ask))
+    ending = [_named("content_block_stop", index=parts - 1)]
     if ask.behaviour.tool_call:
         call = _tool_use(ask)
         arguments = orjson.dumps(call["input"]).decode()
         ending += [
-            _named("content_block_start", index=1, content_block=call | {"input": {}}),
-            _named("content_block_delta", index=1, delta={"type": "input_json_delta", "partial_json": arguments}),
-            _named("content_block_stop", index=1),
+            _named("content_block_start", index=parts, content_block=call | {"input": {}}),
+            _named("content_block_delta", index=parts, delta={"type": "input_json_delta", "partial_json": arguments}),
+            _named("content_block_stop", index=parts),
         ]
     usage = {"usage": {"output_tokens": ask.behaviour.chunks}} if ask.behaviour.usage else {}
     ending.append(_named("message_delta", delta={"stop_reason": _stop_reason(ask), "stop_sequence": None}, **usage))
     ending.append(_named("message_stop"))
     failure = {"type": "overloaded_error", "message": f"receipt {ask.receipt}: the in-band error of error_after"}
     return Stream(
-        opening=_named("message_start", message=_message(ask, [], None, 1))
-        + _named("content_block_start", index=0, content_block={"type": "text", "text": ""})
-        + _named("ping"),
-        chunks=(
-            _named("content_block_delta", index=0, delta={"type": "text_delta", "text": piece})
-            for piece in content_chunks(ask)
-        ),
+        opening=_named("message_start", message=_message(ask, [], None, 1)) + _block_start(0) + _named("ping"),
+        chunks=_text_deltas(ask),
         ending=b"".join(ending),
         error=_named("error", error=failure),
     )

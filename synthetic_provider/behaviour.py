@@ -46,6 +46,7 @@ class Behaviour:
     delay_s: float = 0.0  # between head and body
     interval_s: float = 0.0  # between content chunks of a stream
     chunks: int = 5
+    parts: int = 1  # output items (Responses) or content blocks (Anthropic) that the text's chunks are spread over
     size_bytes: int | None = None  # of the content text; never less than its first words, which name the receipt
     usage: bool = True
     tool_call: bool = False
@@ -123,6 +124,7 @@ _OPTIONS: Mapping[str, tuple[str, Callable[[str], Any], str]] = {
     "error_after": ("error_after", _count(0), "a number of chunks"),
     "times": ("times", _count(0), "a number of receipts"),
     "chunks": ("chunks", _count(1), "a number of chunks from 1"),
+    "parts": ("parts", _count(1), "a number of parts from 1"),
     "size": ("size_bytes", _count(0), "a number of bytes"),
     "usage": ("usage", _one_of({"none": False}), "'none'"),
     "tool_call": ("tool_call", _FLAG, "0 or 1"),

@@ -15,14 +15,16 @@ from synthetic_provider.wire import (
     JsonObject,
     Stream,
     content_chunks,
-    content_text,
     event,
+    part_starts,
+    part_texts,
     provider_id,
     tool_name,
     words,
 )
 
 _OPENING_EVENTS = 4  # before the first delta
+_CHANGE_EVENTS = 5  # from one message to the next
 _ECHOED = ("instructions", "max_output_tokens", "metadata", "previous_response_id", "store", "temperature", "tools")
 _FIXED: JsonObject = {
     "background": False,
@@ -81,9 +83,13 @@ def _part(text: str) -> JsonObject:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def _message(ask: Ask, status: str, content: list[JsonObject]) -> JsonObject:
+def _message_id(ask: Ask, part: int) -> str:
+    return provider_id(f"msg{part or ''}_", ask)
+
+
+def _message(ask: Ask, part: int, status: str, content: list[JsonObject]) -> JsonObject:
     return {
-        "id": provider_id("msg_", ask),
+        "id": _message_id(ask, part),
         "type": "message",
         "status": status,
         "role": "assistant",
@@ -107,7 +113,7 @@ def _arguments(ask: Ask) -> str:
 
 
 def responses(ask: Ask) -> JsonObject:
-    output = [_message(ask, "completed", [_part(content_text(ask))])]
+    output = [_message(ask, part, "completed", [_part(text)]) for part, text in enumerate(part_texts(ask))]
     if ask.behaviour.tool_call:
         output.append(_call(ask, "completed", _arguments(ask)))
     return _response(ask, "completed", output)
@@ -119,41 +125,70 @@ def _events(first_number: int, described: Iterator[tuple[str, JsonObject]]) -> I
         yield event({"type": name, "sequence_number": number, **data}, name)
 
 
-def _opening(ask: Ask, place: JsonObject) -> Iterator[tuple[str, JsonObject]]:
+def _place(ask: Ask, part: int) -> JsonObject:
+    return {"item_id": _message_id(ask, part), "output_index": part, "content_index": 0}
+
+
+def _opening(ask: Ask) -> Iterator[tuple[str, JsonObject]]:
     begun = _response(ask, "in_progress", [])
     yield "created", {"response": begun}
     yield "in_progress", {"response": begun}
-    yield "output_item.added", {"output_index": 0, "item": _message(ask, "in_progress", [])}
-    yield "content_part.added", {**place, "part": _part("")}
+    yield from _message_begins(ask, 0)
 
 
-def _ending(ask: Ask, place: JsonObject) -> Iterator[tuple[str, JsonObject]]:
-    text, whole = content_text(ask), responses(ask)
-    message, *calls = whole["output"]
+def _message_begins(ask: Ask, part: int) -> Iterator[tuple[str, JsonObject]]:
+    yield "output_item.added", {"output_index": part, "item": _message(ask, part, "in_progress", [])}
+    yield "content_part.added", {**_place(ask, part), "part": _part("")}
+
+
+def _message_ends(ask: Ask, part: int, text: str) -> Iterator[tuple[str, JsonObject]]:
+    place = _place(ask, part)
     yield "output_text.done", {**place, "text": text, "logprobs": []}
     yield "content_part.done", {**place, "part": _part(text)}
-    yield "output_item.done", {"output_index": 0, "item": message}
-    for call in calls:
-        at: dict[str, Any] = {"output_index": 1, "item_id": call["id"]}
-        yield "output_item.added", {"output_index": 1, "item": _call(ask, "in_progress", "")}
+    yield "output_item.done", {"output_index": part, "item": _message(ask, part, "completed", [_part(text)])}
+
+
+def _deltas(ask: Ask, texts: list[str]) -> Iterator[list[tuple[str, JsonObject]]]:
+    """The events of each content chunk: one delta, behind the change from one item to the next."""
+    starts, part = part_starts(ask), 0
+    for index, piece in enumerate(content_chunks(ask)):
+        described: list[tuple[str, JsonObject]] = []
+        if index and index in starts:
+            described += [*_message_ends(ask, part, texts[part]), *_message_begins(ask, part + 1)]
+            part += 1
+        yield [*described, ("output_text.delta", {**_place(ask, part), "delta": piece, "logprobs": []})]
+
+
+def _numbered(first_number: int, chunks: Iterator[list[tuple[str, JsonObject]]]) -> Iterator[bytes]:
+    for described in chunks:
+        yield b"".join(_events(first_number, iter(described)))
+        first_number += len(described)
+
+
+def _ending(ask: Ask, texts: list[str]) -> Iterator[tuple[str, JsonObject]]:
+    whole, last = responses(ask), len(texts) - 1
+    yield from _message_ends(ask, last, texts[last])
+    for index, call in enumerate(whole["output"][len(texts) :], len(texts)):
+        at: dict[str, Any] = {"output_index": index, "item_id": call["id"]}
+        yield "output_item.added", {"output_index": index, "item": _call(ask, "in_progress", "")}
         yield "function_call_arguments.delta", {**at, "delta": call["arguments"]}
         yield "function_call_arguments.done", {**at, "arguments": call["arguments"]}
-        yield "output_item.done", {"output_index": 1, "item": call}
+        yield "output_item.done", {"output_index": index, "item": call}
     yield "completed", {"response": whole}
 
 
 def responses_stream(ask: Ask) -> Stream:
     """The whole text comes four times after its deltas, as the provider's does; an in-band error is `response.failed`."""
-    place: JsonObject = {"item_id": provider_id("msg_", ask), "output_index": 0, "content_index": 0}
-    chunks = ask.behaviour.chunks
-    deltas = (("output_text.delta", {**place, "delta": piece, "logprobs": []}) for piece in content_chunks(ask))
+    texts, chunks = part_texts(ask), ask.behaviour.chunks
+    before_ending = _OPENING_EVENTS + chunks + _CHANGE_EVENTS * (len(texts) - 1)
     failure = {"code": "server_error", "message": f"receipt {ask.receipt}: the in-band error of error_after"}
     failed = ("failed", {"response": _response(ask, "failed", [], failure)})
-    before_error = _OPENING_EVENTS + min(ask.behaviour.error_after or 0, chunks)
+    sent = min(ask.behaviour.error_after or 0, chunks)
+    before_error = _OPENING_EVENTS + sent + _CHANGE_EVENTS * sum(0 < start < sent for start in part_starts(ask))
     return Stream(
-        opening=b"".join(_events(0, _opening(ask, place))),
-        chunks=_events(_OPENING_EVENTS, deltas),
-        ending=b"".join(_events(_OPENING_EVENTS + chunks, _ending(ask, place))),
+        opening=b"".join(_events(0, _opening(ask))),
+        chunks=_numbered(_OPENING_EVENTS, _deltas(ask, texts)),
+        ending=b"".join(_events(before_ending, _ending(ask, texts))),
         error=b"".join(_events(before_error, iter([failed]))),
     )
 

@@ -105,6 +105,25 @@ def content_chunks(ask: Ask) -> Iterator[str]:
         yield filler(length * i // rest, length * (i + 1) // rest)
 
 
+def part_starts(ask: Ask) -> dict[int, int]:
+    """Chunk that begins a part -> the part, from 0; no part is without a chunk."""
+    chunks = ask.behaviour.chunks
+    parts = min(ask.behaviour.parts, chunks)
+    return {-(-chunks * part // parts): part for part in range(parts)}
+
+
+def part_texts(ask: Ask) -> list[str]:
+    """The content text, part by part."""
+    starts = part_starts(ask)
+    if len(starts) == 1:
+        return [content_text(ask)]
+    texts: list[str] = []
+    for index, chunk in enumerate(content_chunks(ask)):
+        texts += [""] if index in starts else []
+        texts[-1] += chunk
+    return texts
+
+
 def words(value: object) -> int:
     """Words in a text, or in a message's or block's `content`, `parts` and `text` at any depth; a number is one word.
 

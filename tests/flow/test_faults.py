@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from ledger.events import CallRequested
 from ledger.reader import open_reader
 from tests.harness.connections import connected, dechunked, documents, exchange, receipts_of, request_bytes
 from tests.harness.processes import Answer, Rig, chat, message, rig, until
@@ -23,18 +22,6 @@ BODIES = {CHAT: chat, MESSAGES: message}
 FINAL = {CHAT: 400, MESSAGES: 424}
 TERMINAL = {CHAT: b"data: [DONE]", MESSAGES: b"event: message_stop"}
 both_dialects = pytest.mark.parametrize("path", [CHAT, MESSAGES])
-
-
-def requested(made: Rig, call: str) -> CallRequested:
-    """The claim of a call, as it stands in the ledger."""
-
-    async def read() -> Any:
-        async with open_reader(made.paths.ledger) as reader:
-            return (await reader.events(call))[0].event  # type: ignore[arg-type]
-
-    event = asyncio.run(read())
-    assert isinstance(event, CallRequested)
-    return event
 
 
 def events_of(made: Rig) -> list[str]:
@@ -84,7 +71,7 @@ def test_answer_that_proves_absence_lets_the_same_request_through(shared: Rig, p
     assert (row["stage"], row["effect"], row["next_operation"]) == ("completed", "absent", "start_call")
     again = shared.post(path, body)
     assert (again.status, again.disposition) == (200, "resumed")
-    claim = requested(shared, again.headers["sendonce-call"])
+    claim = shared.claim(again.headers["sendonce-call"])
     assert (claim.occurrence, claim.generation, claim.why_new) == (1, 2, "resumed")
     assert claim.continues == refused.headers["sendonce-call"]
     assert claim.authority is None
@@ -100,7 +87,7 @@ def test_error_of_the_provider_is_sent_again_on_a_settings_authority(shared: Rig
     assert (row["stage"], row["effect"]) == ("completed", "answered")
     again = shared.post(path, body)
     assert (again.status, again.disposition) == (200, "forwarded")
-    claim = requested(shared, again.headers["sendonce-call"])
+    claim = shared.claim(again.headers["sendonce-call"])
     assert (claim.why_new, claim.accepts_attempt) == ("decision", f"{failed.headers['sendonce-call']}.1")
     assert claim.authority is not None
     assert (claim.authority.kind, claim.authority.name) == ("setting", "after_server_error")
@@ -133,7 +120,7 @@ def test_page_of_a_gateway_leaves_the_effect_unknown(shared: Rig, path: str, sta
     assert len(receipts_of(shared, body)) == 1
     accepted = shared.post(path, body, {"Sendonce-Accept": refused[0].json["attempt"]})
     assert (accepted.status, accepted.disposition) == (status, "forwarded")
-    claim = requested(shared, accepted.headers["sendonce-call"])
+    claim = shared.claim(accepted.headers["sendonce-call"])
     assert claim.authority is not None
     assert (claim.authority.kind, claim.accepts_attempt) == ("caller", refused[0].json["attempt"])
 
@@ -209,7 +196,7 @@ def test_cheap_request_that_was_lost_may_be_sent_again(shared: Rig) -> None:
     assert (lost.status, lost.code, lost.headers["x-should-retry"]) == (502, "upstream_lost", "true")
     again = shared.post("/openai/v1/embeddings", body)
     assert (again.status, again.disposition) == (200, "forwarded")
-    claim = requested(shared, again.headers["sendonce-call"])
+    claim = shared.claim(again.headers["sendonce-call"])
     assert claim.authority is not None
     assert claim.authority.name == "on_unknown"
 

@@ -18,6 +18,9 @@ from typing import Any, TypeVar
 from blake3 import blake3
 
 from ledger.epochs import StateDir
+from ledger.events import CallRequested
+from ledger.ids import CallId
+from ledger.reader import open_reader
 from proxy import inspection
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -225,6 +228,17 @@ class Rig:
 
     def show(self, call: str) -> dict[str, Any]:
         return asyncio.run(inspection.show(self.paths, call))  # type: ignore[arg-type]
+
+    def claim(self, call: str) -> CallRequested:
+        """The first event of a call that was admitted, as it stands in the ledger."""
+
+        async def read() -> Any:
+            async with open_reader(self.paths.ledger) as reader:
+                return (await reader.events(CallId(call)))[0].event
+
+        event = asyncio.run(read())
+        assert isinstance(event, CallRequested)
+        return event
 
     def status(self) -> dict[str, Any]:
         return asyncio.run(inspection.status(self.paths))

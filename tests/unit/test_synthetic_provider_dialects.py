@@ -103,6 +103,40 @@ def test_responses_in_band_error_is_numbered_after_its_deltas() -> None:
     assert "receipt 7" in data["response"]["error"]["message"]
 
 
+def test_responses_stream_of_parts_completes_each_before_the_next() -> None:
+    """Several messages, each an item of its own, as reasoning models write them; numbered without a gap, the call last."""
+    events = events_of(whole(stream_of(RESPONSES, "chunks=5,parts=2,tool_call=1")))
+    assert [data["sequence_number"] for _, data in events] == list(range(len(events)))
+    items = [
+        (data["type"].removeprefix("response.output_item."), data["output_index"])
+        for _, data in events
+        if "output_item" in data["type"]
+    ]
+    assert items == [(step, index) for index in range(3) for step in ("added", "done")]
+    done = [data["item"] for _, data in events if data["type"] == "response.output_item.done"]
+    assert events[-1][1]["response"]["output"] == done
+    assert len({item["id"] for item in done}) == len(done)
+    ((_, failed),) = events_of(stream_of(RESPONSES, "chunks=5,parts=2,error_after=4").error)
+    sent = stream_of(RESPONSES, "chunks=5,parts=2")
+    assert failed["sequence_number"] == len(events_of(sent.opening + b"".join(list(sent.chunks)[:4])))
+
+
+def test_anthropic_stream_of_parts_is_the_message_of_parts(provider: Process, clients: ExitStack) -> None:
+    """The SDK puts the blocks together; the whole answer has the same, with another receipt."""
+    base = f"http://127.0.0.1:{provider.port}"
+    anthropic = clients.enter_context(sdk("anthropic").Anthropic(api_key="k", base_url=base, max_retries=0))
+    asked: Any = {
+        "model": "synthetic/chunks=7,parts=3,tool_call=1",
+        "max_tokens": 9,
+        "messages": [{"role": "user", "content": "hi"}],
+    }
+    with anthropic.messages.stream(**asked) as stream:
+        streamed = [block.to_dict() for block in stream.get_final_message().content]
+    plain = [block.to_dict() for block in anthropic.messages.create(**asked).content]
+    assert [block["type"] for block in streamed] == ["text", "text", "text", "tool_use"]
+    assert [block.get("text") for block in streamed[1:]] == [block.get("text") for block in plain[1:]]
+
+
 @pytest.mark.parametrize("options", ["chunks=3", "chunks=3,tool_call=1"])
 def test_gemini_stream_ends_with_its_finish_reason_and_counts_up(options: str) -> None:
     """No event names, no terminal event; usage in each chunk, the last one's is all of it."""
