@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Tests wait for processes and disks more than they compute: two workers a core.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(2 * (os.cpu_count() or 1))')
 
-.PHONY: run test lint slow mutants bench demo clean
+.PHONY: run test lint slow agents mutants bench demo clean
 
 run: $(VENV)/run.stamp
 	exec $(BIN)/sendonce serve
@@ -24,6 +24,9 @@ lint: $(VENV)/dev.stamp
 
 slow: $(VENV)/dev.stamp
 	$(BIN)/pytest -m slow -n $(WORKERS) --dist loadgroup
+
+agents: $(VENV)/dev.stamp
+	$(BIN)/pytest -m agents -n $(WORKERS) --dist loadgroup
 
 mutants: $(VENV)/dev.stamp
 	$(BIN)/python -m tests.mutants.run

@@ -13,7 +13,7 @@ from ledger.calls import CallState
 from ledger.claims import KeyHistory
 from ledger.events import Authority, WhyNew
 from ledger.ids import CallId, attempt_id
-from ledger.ladder import Evidence
+from ledger.ladder import UNFINISHED, Evidence
 from ledger.stages import Effect, Stage
 from proxy.codes import Code
 from proxy.decisions import Ask, Attach, Forward, Live, Now, Policy, Refuse, Replay, Verdict, Wait
@@ -189,6 +189,11 @@ def _derived(
         ask = replace(ask, certain_retry=True)
     if now.owed_first_try:
         ask = replace(ask, certain_retry=False)  # a retry of what was never recorded: none of these is its first try
+    for state in newest:
+        if lives[state.call].alive and lives[state.call].delivered and state.evidence in UNFINISHED:
+            return Wait(
+                "finished", (state.call,)
+            )  # its client has the end; what that was is being read, and then the table applies
     verdicts = [(state, _by_stage(ask, state, lives[state.call], policy)) for state in newest]
     for _, verdict in verdicts:
         if isinstance(verdict, Wait) or _accepted(verdict):

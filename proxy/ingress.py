@@ -23,7 +23,7 @@ from ledger.spool import Spool
 from proxy import clock, manifest, refusals
 from proxy.admission import decide
 from proxy.codes import Code
-from proxy.connections import descriptor_share
+from proxy.connections import descriptor_share, still_open
 from proxy.decisions import Attach, Forward, Now, Policy, Refuse, Replay, Wait
 from proxy.dialects.base import is_event_stream
 from proxy.front import BadBody, DoorAnswer, Entered, FrontDoor
@@ -164,6 +164,9 @@ class Ingress:
         turn: AsyncExitStack,
     ) -> WireResponse:
         """Raises ConflictError when another append was first. The flight is alive before its admission is queued."""
+        if plan.why_new == "second_sample" and not still_open(request.transport):
+            # Nobody is there to read another sample. It may be a first try that its own retry has overtaken.
+            raise DoorAnswer(Code.OVERLOADED, route=asked.route)
         if not self._services.reserve.look():
             self._door.owe(asked)
             raise DoorAnswer(Code.CANNOT_RECORD, route=asked.route)
@@ -272,7 +275,10 @@ class Ingress:
         timeouts = self._services.settings.timeouts
         match wait.until:
             case "finished":
-                await self._services.interpreter.finish(wait.calls[0])
+                if (flight := self._services.registry.flight(wait.calls[0])) is not None:
+                    await flight.finished.wait()
+                else:
+                    await self._services.interpreter.finish(wait.calls[0])
                 return now
             case "settled":
                 await asyncio.sleep(timeouts.duplicate_settle_ms / 1000)

@@ -21,6 +21,7 @@ ASPECTS = {
     "admission_plans": "admission",
     "admission_properties": "admission",
     "canonical_body": "keys",
+    "claims_model": "claims",
     "content_codings": "base",
     "sse_to_json": "base",
     "synthetic_provider_bodies": "synthetic_provider",
