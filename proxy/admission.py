@@ -185,16 +185,8 @@ def _derived(
 ) -> Verdict:
     """The oldest unclaimed occurrence: to send, to hand over, to refuse; else a new one."""
     lives = {state.call: _still_claimed(state, live.get(state.call, NOT_LIVE)) for state in newest}
-    if ask.asks_once and not all(map(_is_over, newest)):
-        ask = replace(ask, certain_retry=True)
-    if now.owed_first_try:
-        ask = replace(ask, certain_retry=False)  # a retry of what was never recorded: none of these is its first try
-    for state in newest:
-        if lives[state.call].alive and lives[state.call].delivered and state.evidence in UNFINISHED:
-            return Wait(
-                "finished", (state.call,)
-            )  # its client has the end; what that was is being read, and then the table applies
-    verdicts = [(state, _by_stage(ask, state, lives[state.call], policy)) for state in newest]
+    ask = replace(ask, certain_retry=_is_certain(ask, newest, now))
+    verdicts = [(state, _of_occurrence(ask, state, lives[state.call], policy)) for state in newest]
     for _, verdict in verdicts:
         if isinstance(verdict, Wait) or _accepted(verdict):
             return verdict
@@ -211,6 +203,18 @@ def _derived(
     if waiting is not None and not now.settled and not now.owed_first_try:
         return Wait("settled", (waiting.call,))  # its FIN may sit behind its own unsent bytes
     return new
+
+
+def _is_certain(ask: Ask, newest: list[CallState], now: Now) -> bool:
+    if now.owed_first_try:
+        return False  # a retry of what was never recorded: none of these is its first try
+    return ask.certain_retry or (ask.asks_once and not all(map(_is_over, newest)))
+
+
+def _of_occurrence(ask: Ask, state: CallState, live: Live, policy: Policy) -> Verdict:
+    if live.alive and live.delivered and state.evidence in UNFINISHED:
+        return Wait("finished", (state.call,))  # its client has the end; what that proved is being read
+    return _by_stage(ask, state, live, policy)
 
 
 def _still_claimed(state: CallState, live: Live) -> Live:

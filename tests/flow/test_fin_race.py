@@ -125,7 +125,7 @@ def test_fin_that_is_not_waited_for_long_enough_makes_samples_of_retries(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize(("leaving", "tries"), zip(LEAVINGS, (1500, 1200, 300), strict=True))
+@pytest.mark.parametrize(("leaving", "tries"), list(zip(LEAVINGS, (1500, 1200, 300), strict=True)))
 def test_three_thousand_retries_behind_a_relay_are_not_taken_for_samples(shared: Rig, leaving: str, tries: int) -> None:
     """The campaign, in three parts."""
     began = time.monotonic()
