@@ -83,6 +83,7 @@ def call_row(call: CallState, alive: bool | None) -> dict[str, Any]:
         "scope": call.scope,
         "key": call.key,
         "key_source": call.key_source,
+        "client": call.requested.client if call.requested else None,
         "upstream": call.upstream,
         "occurrence": call.occurrence,
         "generation": call.generation,

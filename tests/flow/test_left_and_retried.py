@@ -132,6 +132,42 @@ def test_call_of_a_client_that_left_a_silent_provider_is_given_up(abandoning: Ri
     assert len(receipts_of(abandoning, body)) == 1
 
 
+COMING_BACK = """
+on_client_disconnect = "cancel_after"
+timeouts.cancel_grace_s = 3
+"""
+
+
+@both_dialects
+def test_call_whose_client_comes_back_within_the_grace_is_not_given_up(shared: Rig, path: str) -> None:
+    """The grace counts only while nobody is there: the answer comes long after it, and is the first one."""
+    with beside(shared, settings=COMING_BACK) as made:
+        body = BODIES[path]("synthetic/hold=5", "comes back", stream=True)
+        with connected(made.port) as client:
+            client.sendall(request_bytes(path, body))
+            made.await_receipt(body)
+        answer = made.post(path, body)
+        assert (answer.status, answer.disposition, len(receipts_of(made, body))) == (200, "attached", 1)
+        (attempt,) = made.show(answer.headers["sendonce-call"])["attempt_rows"]
+        assert attempt["observation"] == "response"
+
+
+@both_dialects
+def test_drain_ends_at_its_limit_and_says_why(shared: Rig, path: str) -> None:
+    """A provider that never ends must not hold a call for ever; its effect stays what is proven of it."""
+    with beside(shared, settings="timeouts.drain_limit_s = 0.3\n") as made:
+        body = BODIES[path]("synthetic/hold=forever", "drained to the limit", stream=True)
+        with connected(made.port) as client:
+            client.sendall(request_bytes(path, body))
+            made.await_receipt(body)
+        digest = receipts_of(made, body)[0]["body_blake3"]
+        until(lambda: _stage_and_life(made, digest) == ("effect_unknown", False))
+        (row,) = made.calls()
+        (attempt,) = made.show(row["call_id"])["attempt_rows"]
+        assert (attempt["observation"], attempt["ended_by"]) == ("lost", "client_abort")
+        assert made.post(path, body).code == "effect_unknown"
+
+
 def _stage_and_life(rig: Rig, body_digest: str) -> tuple[str, bool]:
     row = next(row for row in rig.calls() if row["body_blake3"] == body_digest)
     return row["stage"], row["alive"]
