@@ -47,6 +47,8 @@ CHECKS: Final = {
     "claims": (*_PYTEST, "tests/unit/test_claims.py"),
     "admission table": (*_PYTEST, "tests/unit/test_admission.py"),
     "callers": (*_PYTEST, "tests/flow/test_callers.py"),
+    "retold retries": (*_PYTEST, "tests/flow/test_retold.py"),
+    "fin race": (*_PYTEST, "tests/flow/test_fin_race.py"),
     "long streams": (*_PYTEST, "tests/flow/test_long_streams.py"),
 }
 
@@ -77,6 +79,8 @@ CAUGHT_BY: Final[dict[str, dict[str, str]]] = {
         "admission table": "another credential]",
         "callers": "test_renewed_token_does_not_get_the_answer_of_the_old_one",
     },
+    "retold-retry-is-new": {"retold retries": "test_retold_retry_after_a_kill_is_refused_like_the_request_it_repeats"},
+    "overtaken-try-is-a-sample": {"fin race": "test_first_try_that_its_retry_has_overtaken_is_not_sent_as_a_sample"},
     "long-stream-by-its-framing": {"long streams": "test_long_stream_that_lacks_its_end_is_cut"},
     "clean-end-on-a-cut": {"cut answers": "is_an_error_event_and_an_unclean_end"},
     "swallowed-failed-commit": {"failed writes": "test_failed_write_ends_the_process_and_the_restart_recovers"},
