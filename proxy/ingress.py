@@ -63,7 +63,7 @@ class Ingress:
             entered = await self._door.enter(request)
             if isinstance(entered, web.StreamResponse):
                 return entered
-            asked = await self._intentions.of(await self._read(entered))
+            asked = await self._read(entered)
             with self._door.admitted(asked):
                 return await self._serve_or_say_damaged(request, asked)
         except BadBody as own:
@@ -97,7 +97,7 @@ class Ingress:
 
     async def _serve_or_say_damaged(self, request: web.BaseRequest, asked: CallRequest) -> web.StreamResponse:
         try:
-            return await self._serve(request, asked)
+            return await self._serve(request, await self._intentions.of(asked))
         except UnreadableRecordError as error:
             text = f"The record of this request is damaged: {error}. Look with sendonce doctor."
             raise DoorAnswer(Code.CORRUPTION, text, route=asked.route) from error

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ledger import queries
 from ledger.bodies import pack
 from ledger.errors import ConflictError, IllegalTransitionError, StateDirError, UnreadableRecordError
 from ledger.events import AttemptStarted
@@ -232,6 +233,23 @@ def test_call_whose_events_are_hidden_is_unreadable_not_absent(change: str, tmp_
         ledger.store._states.clear()
         with pytest.raises(UnreadableRecordError):
             ledger.store.state(FIRST)
+
+
+def test_index_of_an_earlier_version_is_computed_anew(tmp_path: Path) -> None:
+    """It is derived: a ledger that was written before a column of it existed opens, with the same rows as if it had always been there."""
+    with ledger_in(tmp_path) as ledger:
+        ledger.claim(FIRST, replace(REQUESTED, lineage="a turn"))
+        before = ledger.index()
+        db = ledger.store._db
+        db.execute("DROP INDEX call_by_lineage")
+        db.execute("ALTER TABLE call_index DROP COLUMN lineage")
+        db.commit()
+    store = Store.open(tmp_path / "ledger.db", "ledger")
+    try:
+        assert store._db.execute("SELECT * FROM call_index ORDER BY call_id").fetchall() == before
+        assert store._db.execute(queries.SCHEMA).fetchall() == queries.schema()
+    finally:
+        store.close()
 
 
 def test_ledger_without_a_trigger_is_refused(tmp_path: Path) -> None:
