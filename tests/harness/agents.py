@@ -4,8 +4,6 @@
 """
 
 import ctypes
-import fcntl
-import hashlib
 import os
 import shutil
 import signal
@@ -15,7 +13,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,14 +20,11 @@ import pytest
 
 from synthetic_provider.filler import pieces
 from synthetic_provider.wire import part_texts
+from tests.harness.npm import installation, installed
 from tests.harness.processes import ROOT, Rig, rig
 from tests.harness.sent_answers import ask_of
 
 PROJECT: Final = ROOT / "tests" / "clients" / "agents"
-LOCK_FILE: Final = PROJECT / "package-lock.json"
-# What the lock file pins is what runs, and no package's own script: the entry points find the program of this platform.
-INSTALL: Final = ("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=1")
-INSTALL_LIMIT_S: Final = 240  # 330 MB to fetch; half a minute where the registry is near
 AGENT_LIMIT_S: Final = 60  # both double their pauses between tries, up to some 9 s
 
 # Versions whose behaviour after a broken stream differs.
@@ -51,6 +45,8 @@ def loopback_only() -> Iterator[None]:
     """A network of its own, `lo` and nothing else, for the calling thread and for each thread and process that it starts."""
     if sys.platform != "linux":
         pytest.skip("NOT RUN: agents run in a network namespace, which only Linux has.")
+    if shutil.which("ip") is None:
+        pytest.skip("NOT RUN: the program 'ip' is missing. Install iproute2.")
     libc = ctypes.CDLL(None, use_errno=True)
     before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     try:
@@ -73,60 +69,12 @@ def loopback_only() -> Iterator[None]:
 @contextmanager
 def rig_for_agents(directory: Path) -> Iterator[Rig]:
     """A provider and a running proxy that an agent can reach; it reaches nothing else. Skips where the agents cannot be had."""
-    installed()  # before the network is gone
+    installed(PROJECT)  # before the network is gone
     with loopback_only(), rig(directory) as made:
         yield made
 
 
 # --- the programs ----------------------------------------------------------------------------------------------------
-
-
-def installed() -> Path:
-    """The folder that holds `node_modules`. Without it the test is skipped, loudly."""
-    folder, missing = _installation()
-    if missing:
-        pytest.skip(f"NOT RUN: the agents are not here. {missing}")
-    return folder
-
-
-@cache
-def _installation() -> tuple[Path, str]:
-    """The folder, and what is missing: an empty sentence where nothing is. Asked once a process, made once a machine."""
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sendonce-tests"
-    folder = caches / f"agents-{hashlib.sha256(LOCK_FILE.read_bytes()).hexdigest()[:16]}"
-    for program, source in (
-        ("node", "https://nodejs.org, 20 or newer"),
-        ("npm", "https://nodejs.org"),
-        ("ip", "iproute2"),
-    ):
-        if shutil.which(program) is None:
-            return folder, f"The program {program!r} is missing. Install it ({source})."
-    caches.mkdir(parents=True, exist_ok=True)
-    with (caches / f"{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # several test processes come at once; the first one installs
-        return folder, "" if folder.exists() else _install(folder)
-
-
-def _install(folder: Path) -> str:
-    """Under its final name only when it is whole. What npm said, where it failed."""
-    unfinished = folder.with_suffix(".unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir()
-    for name in ("package.json", LOCK_FILE.name):
-        shutil.copy(PROJECT / name, unfinished)
-    try:
-        done = subprocess.run(
-            INSTALL, cwd=unfinished, capture_output=True, text=True, timeout=INSTALL_LIMIT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        said = f"It did not end within {INSTALL_LIMIT_S} s."
-    else:
-        if done.returncode == 0:
-            unfinished.rename(folder)
-            return ""
-        said = done.stderr
-    shutil.rmtree(unfinished)
-    return f"`{' '.join(INSTALL)}` in {PROJECT} needs the npm registry and failed: {said[-500:].strip()}"
 
 
 # --- one run of an agent ---------------------------------------------------------------------------------------------
@@ -197,7 +145,7 @@ def _started(arguments: list[str], home: Path, environment: dict[str, str]) -> I
     work = home / "work"
     work.mkdir(parents=True, exist_ok=True)
     child = subprocess.Popen(
-        ["node", str(installed() / entry), *rest],
+        ["node", str(installed(PROJECT) / entry), *rest],
         cwd=work,
         env={"PATH": os.environ["PATH"], "HOME": str(home), "TERM": "dumb", **environment},
         stdin=subprocess.DEVNULL,
@@ -215,4 +163,4 @@ def _started(arguments: list[str], home: Path, environment: dict[str, str]) -> I
 
 
 if __name__ == "__main__":
-    sys.exit(_installation()[1] or None)
+    sys.exit(installation(PROJECT)[1] or None)
