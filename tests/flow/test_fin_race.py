@@ -112,7 +112,7 @@ def test_first_try_that_its_retry_has_overtaken_is_not_sent_as_a_sample(shared: 
 
 @pytest.mark.parametrize(
     ("settings", "fin_delay_s"),
-    [("[timeouts]\nduplicate_settle_ms = 0.01\n", FIN_DELAY_S), ("", HELD_BACK_S)],
+    [("[timeouts]\nduplicate_settle_ms = 0.01\n", HELD_BACK_S), ("", HELD_BACK_S)],
     ids=["next to nothing waited for", "FIN held for longer"],
 )
 def test_fin_that_is_not_waited_for_long_enough_makes_samples_of_retries(
