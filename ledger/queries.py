@@ -23,9 +23,7 @@ FORMAT: Final = 1
 APPLICATION_ID: Final = 0x53454E44  # "SEND", so that file(1) and doctor know whose database it is
 RESTORE: Final = "Restore a backup, then sendonce recover."
 NEWEST_OCCURRENCES: Final = 8  # finished ones an admission still looks at: a late retry's answer is among the newest
-OPEN_LINEAGE_CALLS: Final = (
-    8  # of one turn of an agent, which asks one thing after another: more are never open together
-)
+OPEN_LINEAGE_CALLS: Final = 512  # of one session of an agent: its sub-agents in flight, and what failed in it
 
 NEWEST_EVENT: Final = "SELECT seq, chain FROM event ORDER BY seq DESC LIMIT 1"
 EVENTS_OF_LEDGER: Final = "SELECT record, chain FROM event WHERE call_id IS NULL ORDER BY seq"

@@ -51,7 +51,12 @@ class ClientProfile:
 def _is_above(value: object, limit: int | None) -> bool:
     """`value`: a number, or one as it was written."""
     written = str(value)
-    return limit is not None and written.isdigit() and (len(written) > NUMBER_LIMIT_DIGITS or int(written) > limit)
+    return (
+        limit is not None
+        and written.isascii()
+        and written.isdigit()
+        and (len(written) > NUMBER_LIMIT_DIGITS or int(written) > limit)
+    )
 
 
 def _without(value: Any, path: list[str]) -> Any:

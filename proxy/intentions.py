@@ -1,11 +1,15 @@
 """Which intention a request is a try of, where its own key does not say: a retry told in other words (`retelling`)."""
 
 import asyncio
+from contextlib import aclosing
 from typing import Final
 
 from ledger.calls import CallState
 from ledger.errors import UnreadableRecordError
+from ledger.events import Body
+from ledger.stages import Effect, Stage
 from proxy.codings import UndecodableError, decoded
+from proxy.decisions import Live
 from proxy.dialects.base import parsed_object
 from proxy.headers import RawHeaders
 from proxy.manifest import CallRequest, as_headers
@@ -34,18 +38,25 @@ class Intentions:
             earlier = await self._services.reader.lineage(asked.scope, asked.lineage)
             if not registry.outran(earlier, self._services.epoch):
                 break
-        live = registry.live(earlier)
         for call in earlier:
-            if call.key == asked.key or call.manifest is None or live[call.call].delivered:
+            is_another = call.manifest is None or call.manifest.model != asked.facts.model
+            if call.key == asked.key or is_another or call.effect is Effect.ABSENT:
                 continue
             parts = await self._parts_told(retells, asked, call)
-            if parts is not None:
+            if parts is not None and call.manifest is not None:
                 return asked.as_retold(call.call, call.manifest, call.key, parts)
         return asked
 
     async def _parts_told(self, retells: Retelling, asked: CallRequest, call: CallState) -> int | None:
+        registry = self._services.registry
+        if (flight := registry.flight(call.call)) is not None and registry.live([call])[call.call].delivered:
+            await flight.finished.wait()  # its client has the end, and what that was is being read
         async with self._services.preserver.parsing:
             try:
+                if registry.flight(call.call) is None:  # it may have ended since it was read
+                    call = await self._services.reader.call(call.call) or call
+                if _has_arrived(call, registry.live([call])[call.call]):
+                    return None
                 request, headers, stream = await self._recorded(call)
             except UnreadableRecordError:  # erased, or never kept: nothing can be compared
                 return None
@@ -59,14 +70,27 @@ class Intentions:
             return request, head.headers if head else (), flight.spool.read_at(0, PARSED_LIMIT_BYTES)
         assert call.manifest is not None
         observed = call.attempt.observed if call.attempt else None
-        bodies = [call.manifest.body, observed.body if observed else None]
-        request, stream = [
-            b"".join([piece async for piece in self._services.reader.body(body.digest)])
-            if body is not None and 0 < body.size <= PARSED_LIMIT_BYTES
-            else b""
-            for body in bodies
-        ]
+        request = await self._beginning(call.manifest.body)
+        stream = await self._beginning(observed.body if observed else None)
         return request, as_headers(observed.headers) if observed else (), stream
+
+    async def _beginning(self, body: Body | None) -> bytes:
+        """As much of it as may be parsed: what a client repeats of a longer answer stands there, too."""
+        if body is None or not body.size:
+            return b""
+        kept = bytearray()
+        async with aclosing(self._services.reader.body(body.digest)) as pieces:
+            async for piece in pieces:
+                kept += piece
+                if len(kept) >= PARSED_LIMIT_BYTES:
+                    break
+        return bytes(kept[:PARSED_LIMIT_BYTES])
+
+
+def _has_arrived(call: CallState, live: Live) -> bool:
+    """What follows a whole answer is another intention."""
+    is_whole = call.stage in (Stage.COMPLETED, Stage.CLOSED) and call.effect is Effect.HAPPENED
+    return is_whole and (call.delivered or live.delivered)
 
 
 def _parts_told(

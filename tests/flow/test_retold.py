@@ -219,3 +219,46 @@ def made_cut(rig: Rig, client: Client, first: Json) -> bytes:
             got += piece
     until(lambda: not rig.status()["in_flight"])
     return got
+
+
+REFUSING = """
+[upstreams.openai.policy.generate]
+after_server_error = "refuse"
+[upstreams.anthropic.policy.generate]
+after_server_error = "refuse"
+"""
+
+
+@each_client
+def test_retold_retry_behind_an_in_band_error_is_ruled_like_its_first_words(shared: Rig, client: Client) -> None:
+    """The error arrived whole, and the answer did not: by another body it must not get what its own is refused."""
+    with beside(shared, settings=REFUSING) as made:
+        before = len(made.provider_receipts())
+        first = client.ask("synthetic/chunks=4,parts=2,error_after=3,times=1", "an error in band")
+        part = first_part(asked(made, client, first).body)
+        made.settled()
+        answers = [asked(made, client, document) for document in (client.again(first, part), first)]
+        assert [(answer.status, answer.code) for answer in answers] == [(client.refused, "effect_unknown")] * 2
+        assert sent(made, before) == 1
+
+
+def test_retold_retry_in_a_session_with_many_open_calls_is_known(running: Rig) -> None:
+    """Claude Code's lineage is its session: sub-agents in flight and failed calls stand between a call and its retry."""
+    client = CLIENTS["claude code"]
+    first = client.ask(SLOW.format(0.2), "in a busy session")
+    part = leave_after_a_part(running, client, first)
+    running.restart()
+    for number in range(12):
+        assert asked(running, client, client.ask("synthetic/status=400", f"refused {number}")).status == 400
+    assert asked(running, client, client.again(first, part)).code == "effect_happened"
+    assert len(running.provider_receipts()) == 13
+
+
+@pytest.mark.parametrize("limit", ["\u00b2", "9" * 5000, True, None, [], 1e30])
+def test_odd_output_limits_are_passed_on_and_break_no_comparison(running: Rig, limit: Any) -> None:
+    """A number that only looks like one."""
+    client = CLIENTS["claude code"]
+    first = {**client.ask(SLOW.format(0.05), "odd"), "max_tokens": limit}
+    part = leave_after_a_part(running, client, first)
+    assert asked(running, client, client.again(first, part)).status == 200
+    assert len(running.provider_receipts()) == 1
