@@ -191,7 +191,7 @@ def _derived(
         if isinstance(verdict, Wait) or _accepted(verdict):
             return verdict
     # Owed a first try or not: it may be this client's, and then it is paid.
-    if (ours := _oldest_unclaimed(verdicts, lives)) is not None:
+    if (ours := _named(ask, verdicts, lives) or _oldest_unclaimed(verdicts, lives)) is not None:
         return ours
     for state, verdict in verdicts:
         if isinstance(verdict, Refuse) and _stands_in_the_way(ask, state, lives[state.call]):
@@ -221,6 +221,12 @@ def _still_claimed(state: CallState, live: Live) -> Live:
     """A delivered answer ends its claim, unless the effect happened: only then may the same request be another sample."""
     ended = live.delivered and not live.alive and state.effect is not Effect.HAPPENED
     return replace(live, claimed=False) if ended else live
+
+
+def _named(ask: Ask, verdicts: list[tuple[CallState, Verdict]], lives: Mapping[CallId, Live]) -> Verdict | None:
+    """A retry that repeats the beginning of an answer says itself whose it is; another one's is not its own."""
+    of_it = (verdict for state, verdict in verdicts if state.call == ask.retells and not lives[state.call].claimed)
+    return next(of_it, None)
 
 
 def _oldest_unclaimed(verdicts: list[tuple[CallState, Verdict]], lives: Mapping[CallId, Live]) -> Verdict | None:

@@ -22,6 +22,7 @@ class Ask:
     certain_retry: bool = False
     accepts_attempt: str | None = None
     context: Mapping[str, str] = field(default_factory=dict)
+    retells: CallId | None = None  # the very call whose answer it repeats the beginning of
     asks_once: bool = False  # its client never samples: while a call of this key is open, this is its retry
 
 

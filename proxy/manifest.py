@@ -92,6 +92,7 @@ class CallRequest:
             self.certain_retry,
             self.accepts_attempt,
             self.context,
+            retells=self.retells.call if self.retells else None,
             asks_once=self.client.asks_once and self.lineage is not None,
         )
 
