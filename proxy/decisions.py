@@ -23,7 +23,7 @@ class Ask:
     accepts_attempt: str | None = None
     context: Mapping[str, str] = field(default_factory=dict)
     retells: CallId | None = None  # the very call whose answer it repeats the beginning of
-    asks_once: bool = False  # its client never samples: while a call of this key is open, this is its retry
+    asks_once: bool = False  # such a request is made once: while a call of its key is open, this is that one's retry
 
 
 @dataclass(frozen=True, slots=True)

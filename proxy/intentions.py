@@ -12,6 +12,7 @@ from proxy.codings import UndecodableError, decoded
 from proxy.decisions import Live
 from proxy.dialects.base import parsed_object
 from proxy.headers import RawHeaders
+from proxy.keys import CANONICAL_JSON_LIMIT_COMMAS
 from proxy.manifest import CallRequest, as_headers
 from proxy.preserve import PARSED_LIMIT_BYTES
 from proxy.retelling import Retelling, told
@@ -39,12 +40,13 @@ class Intentions:
             if not registry.outran(earlier, self._services.epoch):
                 break
         for call in earlier:
-            is_another = call.manifest is None or call.manifest.model != asked.facts.model
-            if call.key == asked.key or is_another or call.effect is Effect.ABSENT:
+            manifest = call.manifest
+            if manifest is None or call.key == asked.key or call.effect is Effect.ABSENT:
                 continue
-            parts = await self._parts_told(retells, asked, call)
-            if parts is not None and call.manifest is not None:
-                return asked.as_retold(call.call, call.manifest, call.key, parts)
+            if manifest.model != asked.facts.model:
+                continue  # it would differ there: this spares a look at its bodies
+            if (parts := await self._parts_told(retells, asked, call)) is not None:
+                return asked.as_retold(call.call, manifest, call.key, parts)
         return asked
 
     async def _parts_told(self, retells: Retelling, asked: CallRequest, call: CallState) -> int | None:
@@ -96,6 +98,8 @@ def _has_arrived(call: CallState, live: Live) -> bool:
 def _parts_told(
     retells: Retelling, asked: CallRequest, request: bytes, headers: RawHeaders, stream: bytes
 ) -> int | None:
+    if request.count(b",") > CANONICAL_JSON_LIMIT_COMMAS:
+        return None  # its conversation would stand in the later one, which keeps the bound
     try:
         parts = retells.parts(decoded(headers, stream))
     except UndecodableError:

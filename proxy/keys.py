@@ -325,16 +325,18 @@ def derive_key(
     secret: bytes, dialect: str, method: str, path_and_query: str, headers: RawHeaders, canonical: Canonical
 ) -> str:
     """The key of a request that names none. `path_and_query` is the provider's, without credential parameters."""
-    account = (b"\0".join(find_all(headers, name)) for name in _ACCOUNT_HEADERS)
-    return _keyed(
-        secret, "derived-key", dialect.encode(), method.encode(), path_and_query.encode(), *account, canonical
-    )
+    parts = (dialect.encode(), method.encode(), path_and_query.encode(), *_account(headers), canonical)
+    return _keyed(secret, "derived-key", *parts)
 
 
 def lineage(secret: bytes, profile: ClientProfile, headers: RawHeaders) -> str | None:
     """What the client's tries of one thing have in common, as it can be recorded."""
     named = profile.lineage(headers)
-    return _keyed(secret, "lineage", profile.name.encode(), named) if named else None
+    return _keyed(secret, "lineage", profile.name.encode(), *_account(headers), named) if named else None
+
+
+def _account(headers: RawHeaders) -> list[bytes]:
+    return [b"\0".join(find_all(headers, name)) for name in _ACCOUNT_HEADERS]
 
 
 def canonical_digest(secret: bytes, method: str, path_and_query: str, canonical: Canonical) -> str:

@@ -10,7 +10,6 @@ from aiohttp import web
 
 from ledger.calls import CallState
 from ledger.errors import UnreadableRecordError
-from ledger.events import CallManifest
 from ledger.reader import Reader
 from proxy.codings import UndecodableError, decoded
 from proxy.dialects import base
@@ -44,14 +43,13 @@ async def replay(
     asked: CallRequest,
 ) -> WireResponse | None:
     """Byte-identical body with the stored allow-listed headers; None where the form asked for cannot be made exactly."""
-    attempt, stored = call.attempt, call.manifest
+    attempt = call.attempt
     assert attempt is not None
     assert attempt.observed is not None
-    assert stored is not None
     observed = attempt.observed
     headers = as_headers(observed.headers)
     digest = observed.body.digest if observed.body is not None and observed.body.size else None
-    if (form := _other_form(stored, headers, dialect, asked)) is not None:
+    if (form := _other_form(call, headers, dialect, asked)) is not None:
         rendered = None
         if observed.body is not None and observed.body.size <= PARSED_LIMIT_BYTES:
             async with preserver.parsing:
@@ -73,13 +71,14 @@ async def replay(
     return await _write(request, head, extra, reader.body(digest) if digest else _nothing())
 
 
-def _other_form(stored: CallManifest, headers: RawHeaders, dialect: Dialect, asked: CallRequest) -> _Form | None:
+def _other_form(call: CallState, headers: RawHeaders, dialect: Dialect, asked: CallRequest) -> _Form | None:
     """None: the stored bytes are the form that is asked for."""
+    assert call.manifest is not None
     is_stream, as_stream = base.is_event_stream(headers), asked.facts.stream
-    if as_stream not in (stored.stream, is_stream):
+    if as_stream not in (call.manifest.stream, is_stream):
         return _Form(b"application/json", lambda body: None if as_stream else dialect.sse_to_json(body))
     retells, retold = asked.client.retells, asked.retells
-    if is_stream and retells is not None and retold is not None and retold.parts:
+    if is_stream and retells is not None and retold is not None and retold.parts and retold.call == call.call:
         return _Form(b"text/event-stream", lambda body: retells.after(body, retold.parts))
     return None
 

@@ -4,6 +4,7 @@ The clients here write what Codex and Claude Code write (tests/golden), byte by 
 """
 
 import json
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -102,10 +103,14 @@ def leave_after_a_part(rig: Rig, client: Client, first: Json) -> Json:
     """The client's connection ends when it has one part whole; the part."""
     with connected(rig.port) as sock:
         sock.sendall(request_bytes(client.path, json.dumps(first).encode(), client.headers))
-        got = read_until(sock, client.part_done)
-        while not got.endswith(b"\n\n\r\n"):
-            got += sock.recv(1)
-    return first_part(got)
+        return first_part(read_to_a_part(sock, client))
+
+
+def read_to_a_part(sock: socket.socket, client: Client) -> bytes:
+    got = read_until(sock, client.part_done)
+    while not got.endswith(b"\n\n\r\n"):
+        got += sock.recv(1)
+    return got
 
 
 def sent(rig: Rig, before: int) -> int:
@@ -219,6 +224,21 @@ def made_cut(rig: Rig, client: Client, first: Json) -> bytes:
             got += piece
     until(lambda: not rig.status()["in_flight"])
     return got
+
+
+def test_retold_retry_of_one_of_two_equal_questions_gets_its_own_answer(running: Rig) -> None:
+    """Two sub-agents of one session ask alike and both lose their connection; the second one comes back first."""
+    client = CLIENTS["claude code"]
+    body = json.dumps(client.ask(SLOW.format(0.4), "two sub-agents")).encode()
+    with connected(running.port) as one, connected(running.port) as two:
+        for count, sock in enumerate((one, two), 1):
+            sock.sendall(request_bytes(client.path, body, client.headers))
+            running.await_receipt(body, count)
+        parts = [first_part(read_to_a_part(sock, client)) for sock in (one, two)]
+    for part in reversed(parts):
+        answer = asked(running, client, client.again(json.loads(body), part))
+        assert (answer.disposition, first_part(answer.body)) == ("replayed", part)
+    assert len(running.provider_receipts()) == 2
 
 
 REFUSING = """

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from proxy import keys
+from proxy.clients import recognise
 from proxy.headers import RawHeaders
 from proxy.keys import CREDENTIAL, Caller, CredentialKind, Identity, KeyFault
 
@@ -256,3 +257,13 @@ def test_canonical_digest_compares_method_path_and_body() -> None:
     }
     assert one not in others
     assert len(others) == 3
+
+
+def test_lineage_is_of_one_account_and_one_client() -> None:
+    """A turn's id says nothing to another project, nor to another kind of client."""
+    turn = (b"x-codex-turn-metadata", b'{"turn_id": "t"}')
+    session = (b"x-claude-code-session-id", b"t")
+    asked: list[RawHeaders] = [(turn,), (turn, (b"OpenAI-Project", b"p")), (session,)]
+    lineages = [keys.lineage(SECRET, recognise(headers), headers) for headers in asked]
+    assert len(set(lineages)) == len(asked)
+    assert keys.lineage(SECRET, recognise(()), ()) is None
