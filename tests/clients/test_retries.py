@@ -15,7 +15,7 @@ import pytest
 
 from tests.harness.asks import CLIENTS, Ask, Client, Said, text_of
 from tests.harness.neighbours import beside
-from tests.harness.processes import Rig, start_provider, until
+from tests.harness.processes import Rig, provider_in, until
 from tests.harness.relay import relaying
 
 TIMEOUT_S: Final = 1.0
@@ -35,10 +35,8 @@ _NUMBERS: Final = itertools.count(1)
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     """A provider that no proxy stands before."""
-    directory = tmp_path_factory.mktemp("alone")
-    made = Rig(directory, start_provider(directory / "provider.jsonl"))
-    yield made
-    made.close()
+    with provider_in(tmp_path_factory.mktemp("alone")) as made:
+        yield made
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from tests.harness.injection import (
     start_traced,
     struck,
 )
-from tests.harness.processes import Answer, Rig, StartFailed, chat, start_provider
+from tests.harness.processes import Answer, Rig, StartFailed, chat, provider_in
 from tests.harness.syscalls import require_strace
 
 SIGKILLED: Final = -9
@@ -105,10 +105,8 @@ def script(name: str) -> list[Request]:
 def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     """One provider for all runs; each has a state dir of its own."""
     require_strace()
-    directory = tmp_path_factory.mktemp("provider")
-    rig = Rig(directory, start_provider(directory / "provider.jsonl"))
-    yield rig
-    rig.close()
+    with provider_in(tmp_path_factory.mktemp("provider")) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

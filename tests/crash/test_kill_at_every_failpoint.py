@@ -22,7 +22,7 @@ from tests.harness.crashes import (
     receipts_of,
     until,
 )
-from tests.harness.processes import ROOT, Answer, Rig, StartFailed, chat, start_provider
+from tests.harness.processes import ROOT, Answer, Rig, StartFailed, chat, provider_in
 
 SIGKILLED: Final = -9
 PASSINGS_LIMIT: Final = 30
@@ -67,10 +67,8 @@ TABLE: Final = {
 @pytest.fixture(scope="module")
 def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     """One provider for all runs; each has a state dir of its own."""
-    directory = tmp_path_factory.mktemp("provider")
-    rig = Rig(directory, start_provider(directory / "provider.jsonl"))
-    yield rig
-    rig.close()
+    with provider_in(tmp_path_factory.mktemp("provider")) as made:
+        yield made
 
 
 def expected(row: dict[str, Any] | None, *, explicit: bool) -> tuple[str, str | None, bool]:

@@ -292,14 +292,21 @@ def start_provider(receipts: Path, *extra: str, port: int = 0) -> Process:
 
 
 @contextmanager
-def rig(directory: Path, *extra: str) -> Iterator[Rig]:
-    """A provider and a running proxy in `directory`; `extra` are arguments for `serve`."""
+def provider_in(directory: Path, *extra: str) -> Iterator[Rig]:
+    """A provider that no proxy stands before yet; `extra` are for those that will."""
     made = Rig(directory, start_provider(directory / "provider.jsonl"), list(extra))
     try:
-        made.start()
         yield made
     finally:
         made.close()
+
+
+@contextmanager
+def rig(directory: Path, *extra: str) -> Iterator[Rig]:
+    """A provider and a running proxy in `directory`; `extra` are arguments for `serve`."""
+    with provider_in(directory, *extra) as made:
+        made.start()
+        yield made
 
 
 def peak_bytes(pid: int) -> int:
