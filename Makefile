@@ -4,8 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Tests wait for processes and disks more than they compute: two workers a core.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(2 * (os.cpu_count() or 1))')
+# Neighbours stay together, so that what a module starts for all its tests is started once, not once a worker.
+DIST := --dist worksteal
 
-.PHONY: run test lint slow agents mutants bench demo clean
+.PHONY: run test lint slow agents crash-points mutants bench demo clean
 
 run: $(VENV)/run.stamp
 	exec $(BIN)/sendonce serve
@@ -14,7 +16,7 @@ demo: $(VENV)/run.stamp
 	exec $(BIN)/sendonce demo
 
 test: lint
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup
+	$(BIN)/pytest -n $(WORKERS) $(DIST)
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
@@ -23,10 +25,13 @@ lint: $(VENV)/dev.stamp
 	$(BIN)/lint-imports --verbose
 
 slow: $(VENV)/dev.stamp
-	$(BIN)/pytest -m slow -n $(WORKERS) --dist loadgroup
+	$(BIN)/pytest -m slow -n $(WORKERS) $(DIST)
 
 agents: $(VENV)/dev.stamp
-	$(BIN)/pytest -m agents -n $(WORKERS) --dist loadgroup
+	$(BIN)/pytest -m agents -n $(WORKERS) $(DIST)
+
+crash-points: $(VENV)/dev.stamp
+	$(BIN)/python -m tests.harness.crash_points
 
 mutants: $(VENV)/dev.stamp
 	$(BIN)/python -m tests.mutants.run

@@ -1,7 +1,7 @@
 """Named points at which a test may break this process: `SENDONCE_FAILPOINTS='after-sent-receipt=kill@2;before-observed=eio'`.
 
 Actions: kill, stop (SIGKILL, SIGSTOP to itself), exit (70), sleep(seconds), eio, enospc; `@n` is the n-th passing
-(default 1). Unset, a point costs one truth test. docs/failpoints.md lists every point.
+(default 1). Unset, a point costs one truth test. docs/crash-points.md lists every point.
 """
 
 import errno

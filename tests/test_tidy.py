@@ -81,7 +81,7 @@ def test_failpoint_is_documented_and_used_by_a_test() -> None:
         for path in (ROOT / package).rglob("*.py")
         for point in re.findall(r'\bpassed\("([a-z-]+)"\)', path.read_text())
     }
-    documented = set(re.findall(r"^\| `([a-z-]+)` \|", (ROOT / "docs" / "failpoints.md").read_text(), re.MULTILINE))
+    documented = set(re.findall(r"^\| `([a-z-]+)` \|", (ROOT / "docs" / "crash-points.md").read_text(), re.MULTILINE))
     assert points == documented
     tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py") if path.name != "test_tidy.py")
     assert {point for point in points if point not in tests} == set()

@@ -91,9 +91,9 @@ def test_proven_absent_error_then_200_is_two_linked_generations(running: Rig, st
 
 
 def test_timed_out_client_attaches_to_its_own_first_try(running: Rig) -> None:
-    """The SDK gave up after 1 s; its retry (x-stainless-retry-count 1) gets the answer of the one attempt in flight."""
-    client = anthropic_client(running, timeout=1.0)
-    raw = client.messages.with_raw_response.create(**asked("synthetic/hold=2"))
+    """The SDK gave up after 2 s; its retry (x-stainless-retry-count 1) gets the answer of the one attempt in flight."""
+    client = anthropic_client(running, timeout=2.0)
+    raw = client.messages.with_raw_response.create(**asked("synthetic/hold=3"))
     assert raw.retries_taken >= 1
     assert raw.headers["sendonce-disposition"] in ("attached", "replayed")
     assert raw.parse().content[0].text

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import pytest
 
+from tests.harness.commands import command
 from tests.harness.crashes import (
     CHAT_PATH,
     MESSAGES_PATH,
@@ -89,7 +90,9 @@ def test_decision_leads_where_the_table_says(running: Rig, flag: str, key: dict[
     if not alive:
         assert running.proxy_process is not None
         running.proxy_process.kill()
-    done = running.command("reconcile", row["call_id"], flag, "--reason", "looked at the provider's log", "--by", "ada")
+    done = command(
+        running, "reconcile", row["call_id"], flag, "--reason", "looked at the provider's log", "--by", "ada"
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert call_of(running)["stage"] == stage
     assert len(receipts_of(running, body)) == 1  # a decision sends nothing
@@ -114,7 +117,7 @@ def test_decision_leads_where_the_table_says(running: Rig, flag: str, key: dict[
 def test_served_decision_of_a_derived_key_ends_the_occurrence(running: Rig) -> None:
     """An unmarked request afterwards is a next sample; a certain retry is refused like an explicit key."""
     body, row = left_unknown(running)
-    running.command("reconcile", row["call_id"], "--served", "--reason", "seen in the usage export")
+    command(running, "reconcile", row["call_id"], "--served", "--reason", "seen in the usage export")
     retry = running.chat(body, {"x-stainless-lang": "python", "x-stainless-retry-count": "1"})
     assert (retry.status, retry.code) == (400, "response_lost")
     assert len(receipts_of(running, body)) == 1
@@ -149,7 +152,7 @@ def test_decision_about_a_call_in_flight_is_refused(running: Rig) -> None:
         row = call_of(running)
         assert row["alive"] is True
         events = events_of(running)
-        refused = running.command("reconcile", row["call_id"], "--not-served", "--reason", "impatient")
+        refused = command(running, "reconcile", row["call_id"], "--not-served", "--reason", "impatient")
         assert refused.returncode == EXIT_DECISION
         assert "is in flight" in refused.stderr
         assert events_of(running) == events
@@ -165,7 +168,7 @@ def test_decision_is_idempotent_and_a_stale_one_is_refused(running: Rig, alive: 
         running.proxy_process.kill()
 
     def decide(*arguments: str) -> tuple[int, str]:
-        done = running.command("reconcile", call, *arguments, "--by", "ada")
+        done = command(running, "reconcile", call, *arguments, "--by", "ada")
         return done.returncode, done.stdout + done.stderr
 
     park = ("--park", "--reason", "asked the provider")
@@ -191,7 +194,7 @@ def test_decision_about_an_unknown_call_is_refused(running: Rig, alive: bool) ->
     if not alive:
         assert running.proxy_process is not None
         running.proxy_process.kill()
-    refused = running.command("reconcile", "call_0123456789ab0123456789abcdef", "--park", "--reason", "guess")
+    refused = command(running, "reconcile", "call_0123456789ab0123456789abcdef", "--park", "--reason", "guess")
     assert refused.returncode == EXIT_DECISION
     assert "There is no call call_0123456789ab0123456789abcdef" in refused.stderr
     assert "Traceback" not in refused.stderr
@@ -220,7 +223,7 @@ def test_two_clients_after_a_decision_continue_it_once(running: Rig) -> None:
     """Eight at once with one explicit key: one is sent, the others are attached or get its answer replayed."""
     key = {"Idempotency-Key": "mine"}
     body, row = left_unknown(running, key)
-    running.command("reconcile", row["call_id"], "--not-served", "--reason", "looked")
+    command(running, "reconcile", row["call_id"], "--not-served", "--reason", "looked")
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda _: running.chat(body, key), range(8)))
     assert [answer.status for answer in answers] == [200] * 8

@@ -9,6 +9,7 @@ from typing import Final
 
 import pytest
 
+from tests.harness.commands import command
 from tests.harness.crashes import CHAT_PATH, call_of, kill_while_held, receipts_of
 from tests.harness.processes import Rig, StartFailed, chat
 
@@ -63,7 +64,7 @@ def test_older_ledger_under_newer_receipts_does_not_start(running: Rig) -> None:
 def test_accepted_lost_tail_refuses_those_keys_and_serves_others(running: Rig) -> None:
     """What only the receipts know is unknown, whatever became of its answer; and it can be decided like any other."""
     left_with_older_ledger(running)
-    done = running.command("recover", "--accept-lost-tail", "--reason", "restored last night's backup")
+    done = command(running, "recover", "--accept-lost-tail", "--reason", "restored last night's backup")
     assert (done.returncode, done.stderr) == (0, "")
     assert "2 attempts" in done.stdout
     running.start()
@@ -73,17 +74,17 @@ def test_accepted_lost_tail_refuses_those_keys_and_serves_others(running: Rig) -
         assert len(receipts_of(running, body)) == 1
     assert running.chat(chat(text="another")).disposition == "forwarded"
     call = running.chat(LOST[0]).json["call"]
-    assert running.command("reconcile", call, "--not-served", "--reason", "not in the export").returncode == 0
+    assert command(running, "reconcile", call, "--not-served", "--reason", "not in the export").returncode == 0
     assert running.chat(LOST[0]).disposition == "forwarded"
     assert len(receipts_of(running, LOST[0])) == 2
-    assert running.command("doctor").returncode == 0
+    assert command(running, "doctor").returncode == 0
 
 
 def test_refused_decision_and_acceptance_of_the_wrong_kind_change_nothing(running: Rig) -> None:
     """While the witnesses disagree, no decision slips past them: it recovers first, and is refused like the start."""
     left_with_older_ledger(running)
     before = (running.state_dir / "ledger.db").read_bytes()
-    decided = running.command("reconcile", call_of(running)["call_id"], "--park", "--reason", "try")
+    decided = command(running, "reconcile", call_of(running)["call_id"], "--park", "--reason", "try")
     assert decided.returncode == EXIT_WITNESSES
     assert (running.state_dir / "ledger.db").read_bytes() == before
 
@@ -100,7 +101,7 @@ def test_copied_state_dir_starts_only_when_accepted(running: Rig) -> None:
     refused = refused_start(copy)
     assert refused.code == EXIT_WITNESSES
     assert "--accept-copy --reason" in refused.err
-    assert copy.command("recover", "--accept-copy", "--reason", "moved to another disk").returncode == 0
+    assert command(copy, "recover", "--accept-copy", "--reason", "moved to another disk").returncode == 0
     copy.start()
     try:
         assert copy.chat(body, key).body == served.body

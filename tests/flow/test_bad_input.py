@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.commands import sendonce
 from tests.harness.connections import exchange, receipts_of, request_bytes, status_of
-from tests.harness.processes import Process, Rig, StartFailed, chat, rig
+from tests.harness.processes import Rig, StartFailed, chat, rig
 
 CHAT = "/openai/v1/chat/completions"
 LIMIT_BYTES = 20_000
@@ -246,11 +247,7 @@ def test_owned_or_loose_state_dir_does_not_start(limited: Rig, tmp_path: Path) -
 
 
 def refused_start(directory: Path, *arguments: str) -> StartFailed:
-    with pytest.raises(StartFailed) as caught:
-        Process(
-            ["-m", "proxy", "serve", "--port", "0", "--state-dir", str(directory / "state"), *arguments],
-            r"listens on http://[^ ]*:(\d+)",
-        )
-    assert "Traceback" not in caught.value.err
-    assert caught.value.err.startswith("sendonce: ")
-    return caught.value
+    done = sendonce("serve", "--port", "0", "--state-dir", str(directory / "state"), *arguments)
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("sendonce: ")
+    return StartFailed(done.returncode, done.stdout, done.stderr)

@@ -5,7 +5,9 @@ import http.client
 import json
 import os
 import signal
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,9 @@ from typer.testing import CliRunner
 from ledger.events import EpochClosed
 from ledger.reader import open_reader
 from proxy.cli import app
+from tests.harness.commands import command as sendonce
 from tests.harness.connections import connected, read_answer, request_bytes
+from tests.harness.passes import open_pass
 from tests.harness.processes import Rig, chat, message, rig, until
 
 CHAT = "/openai/v1/chat/completions"
@@ -56,7 +60,7 @@ def dead(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, dict[s
 
 
 def output(made: Rig, *arguments: str, code: int = 0) -> str:
-    done = made.command(*arguments)
+    done = sendonce(made, *arguments)
     assert "Traceback" not in done.stderr
     assert done.returncode == code, done.stderr
     return done.stdout
@@ -112,7 +116,7 @@ def test_call_in_flight_is_alive_and_nothing_is_to_be_done(living: tuple[Rig, di
         assert (row["alive"], row["next_operation"], row["duplicate_effect_risk"]) == (True, "none", False)
         assert row["reason"] == "It is in flight."
         assert documents(made, "status")["in_flight"] == [row["call_id"]]
-        refused = made.command("reconcile", row["call_id"], "--served", "--reason", "x", "--by", "ada")
+        refused = sendonce(made, "reconcile", row["call_id"], "--served", "--reason", "x", "--by", "ada")
         assert (refused.returncode, "is in flight" in refused.stderr) == (6, True)
 
 
@@ -124,7 +128,7 @@ def test_calls_are_found_by_stage_key_and_limit(dead: tuple[Rig, dict[str, str]]
     found = documents(made, "calls", "--key", "the-key")
     assert [row["call_id"] for row in found] == [calls["keyed"]]
     assert documents(made, "calls", "--key", "no-such-key") == []
-    limited = made.command("calls", "--limit", "1", "--json")
+    limited = sendonce(made, "calls", "--limit", "1", "--json")
     assert [row["call_id"] for row in json.loads(limited.stdout)] == [calls["lost"]]
     assert f"the newest 1 of {len(calls)} calls" in limited.stderr
 
@@ -171,7 +175,7 @@ def test_wrong_usage_is_one_sentence(
     living: tuple[Rig, dict[str, str]], arguments: tuple[str, ...], code: int, sentence: str
 ) -> None:
     """On stderr, with the exit code of its kind."""
-    done = living[0].command(*arguments)
+    done = sendonce(living[0], *arguments)
     assert (done.returncode, "Traceback" in done.stderr) == (code, False)
     assert sentence in done.stderr
 
@@ -189,7 +193,7 @@ def test_commands_without_a_ledger_say_so(tmp_path: Path) -> None:
     """Exit 4 and the remedy; doctor has nothing to complain about. Nothing is created."""
     made = Rig(tmp_path, None)  # type: ignore[arg-type]
     for command in ("status", "calls"):
-        done = made.command(command)
+        done = sendonce(made, command)
         assert (done.returncode, "There is no ledger at" in done.stderr) == (4, True)
     assert all(finding["ok"] for finding in documents(made, "doctor"))
     assert not made.state_dir.exists()
@@ -216,22 +220,33 @@ def loosen(made: Rig) -> None:
     (made.state_dir / "secret").chmod(0o644)
 
 
-@pytest.mark.parametrize(
-    ("damage", "what", "code"), [(damage_ledger, "ledger", 4), (damage_receipts, "receipts", 4), (loosen, "permissions", 4)]
-)  # fmt: skip
+def forget_a_pass(made: Rig) -> None:
+    """A run's newest pass would be another one then."""
+    with closing(sqlite3.connect(made.state_dir / "ledger.db")) as ledger, ledger:
+        ledger.execute("DELETE FROM pass_index WHERE number = 2")
+
+
+DAMAGES = [
+    (damage_ledger, "ledger", 4), (damage_receipts, "receipts", 4), (loosen, "permissions", 4), (forget_a_pass, "passes", 4),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("damage", "what", "code"), DAMAGES)
 def test_doctor_finds_damage(tmp_path: Path, damage: Any, what: str, code: int) -> None:
     """Exactly that finding is bad, and it says what to do; before the damage all are well."""
     with rig(tmp_path) as made:
         made.chat(chat())
+        for _ in range(2):
+            open_pass(made, "nightly")
         assert made.proxy_process is not None
         assert made.proxy_process.stop() == 0
         assert all(finding["ok"] for finding in documents(made, "doctor"))
         damage(made)
-        done = made.command("doctor", "--json")
+        done = sendonce(made, "doctor", "--json")
         assert (done.returncode, "Traceback" in done.stderr) == (code, False)
         bad = [finding for finding in json.loads(done.stdout) if not finding["ok"]]
         assert [finding["what"] for finding in bad] == [what]
-        assert "BAD" in made.command("doctor").stdout
+        assert "BAD" in sendonce(made, "doctor").stdout
 
 
 # --- own endpoints and the end -------------------------------------------------------------------------------------------

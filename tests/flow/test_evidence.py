@@ -17,6 +17,7 @@ import pytest
 
 from ledger import verifier
 from proxy import evidence
+from tests.harness.commands import command
 from tests.harness.crashes import CHAT_PATH, held
 from tests.harness.processes import Rig, chat, message, rig
 from tests.harness.segments import content, put
@@ -75,14 +76,14 @@ def test_verify_beside_a_busy_proxy_is_ok_every_time(tmp_path: Path) -> None:
         finally:
             stop.set()
         assert all(worker.result() > 0 for worker in workers)
-        done = made.command("verify", "--provider-receipts", str(made.receipts_file))
+        done = command(made, "verify", "--provider-receipts", str(made.receipts_file))
         assert verdict_of(done) == (0, "OK")
 
 
 def test_verify_beside_a_held_call_says_what_is_alive(tmp_path: Path) -> None:
     """A living call's row has nothing to do next, and the verifier derives the same."""
     with rig(tmp_path) as made, held(made, CHAT_PATH, chat("synthetic/hold=forever")):
-        done = made.command("export", str(tmp_path / "bundle"), "--json")
+        done = command(made, "export", str(tmp_path / "bundle"), "--json")
         assert json.loads(done.stdout)["bodies"] == 1
         rows = [json.loads(line) for line in (tmp_path / "bundle" / "inspections.jsonl").read_text().splitlines()]
         assert [(row["document"]["alive"], row["document"]["next_operation"]) for row in rows] == [(True, "none")] * 2
@@ -93,7 +94,7 @@ def test_export_at_rest_appends_nothing_and_is_private(rest: Rig, tmp_path: Path
     """The ledger's files are what they were; the bundle is nobody else's business."""
     names = ("ledger.db", "ledger.db-wal", "receipts/000001.jsonl")
     before = {name: (rest.state_dir / name).read_bytes() for name in names}
-    assert rest.command("export", str(tmp_path / "bundle")).returncode == 0
+    assert command(rest, "export", str(tmp_path / "bundle")).returncode == 0
     assert {name: (rest.state_dir / name).read_bytes() for name in names} == before
     modes = {path.stat().st_mode & 0o077 for path in (tmp_path / "bundle").rglob("*")}
     assert modes == {0}
@@ -101,7 +102,7 @@ def test_export_at_rest_appends_nothing_and_is_private(rest: Rig, tmp_path: Path
 
 def test_verify_while_a_proxy_starts_and_stops_is_ok(copied: Rig) -> None:
     """An epoch that opens in the middle of an export is no sign that reading wrote."""
-    assert copied.command("recover", "--accept-copy", "--reason", "a copy for the test").returncode == 0
+    assert command(copied, "recover", "--accept-copy", "--reason", "a copy for the test").returncode == 0
     stop = threading.Event()
 
     def restarts() -> None:
@@ -168,14 +169,14 @@ def test_verify_of_a_damaged_state_dir_ends_with_its_code(
 ) -> None:
     """The last line is the verdict, and the exit code is its own."""
     damage(copied)
-    done = copied.command("verify", "--provider-receipts", str(copied.receipts_file))
+    done = command(copied, "verify", "--provider-receipts", str(copied.receipts_file))
     assert verdict_of(done) == (VERDICTS[verdict], verdict), done
     assert "Traceback" not in done.stderr
 
 
 def test_verify_as_json_is_one_document(copied: Rig) -> None:
     """For programs: verdict, exit code, claims with counts, findings."""
-    document: dict[str, Any] = json.loads(copied.command("verify", "--json").stdout)
+    document: dict[str, Any] = json.loads(command(copied, "verify", "--json").stdout)
     assert (document["verdict"], document["exit_code"], document["findings"]) == ("OK", 0, [])
     assert {claim["name"]: claim["count"] for claim in document["claims"]}["attempts_are_witnessed"] == 5
 
@@ -198,7 +199,7 @@ def test_bad_provider_receipt_is_named_by_line_and_field(name: str, end: str, re
     """Also where its last line has no newline: nothing that was given is left out in silence."""
     line, says = BAD_RECEIPTS[name]
     (tmp_path / "receipts").write_text(line + end)
-    done = rest.command("export", str(tmp_path / "bundle"), "--provider-receipts", str(tmp_path / "receipts"))
+    done = command(rest, "export", str(tmp_path / "bundle"), "--provider-receipts", str(tmp_path / "receipts"))
     assert (done.returncode, "Line 1 of" in done.stderr, says in done.stderr) == (2, True, True), done.stderr
 
 
@@ -221,6 +222,6 @@ def test_bad_arguments_are_a_sentence_with_a_remedy(
     used, new = tmp_path / "used", tmp_path / "new"
     used.mkdir()
     (used / "file").write_text("something\n")
-    done = rest.command(*(argument.format(used=used, new=new, state=rest.state_dir) for argument in arguments))
+    done = command(rest, *(argument.format(used=used, new=new, state=rest.state_dir) for argument in arguments))
     assert (done.returncode, says in done.stderr, "Traceback" in done.stderr) == (2, True, False), done.stderr
     assert [path.name for path in used.iterdir()] == ["file"]

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from ledger.bodies import chunk_digests
+from tests.harness.commands import command
 from tests.harness.crashes import CHAT_PATH, held, receipts_of, records_of
 from tests.harness.crashes import CUT as BROKEN
 from tests.harness.processes import ROOT, Rig, chat, rig, start_provider, until
@@ -30,7 +31,7 @@ ALL = ("prune", "--older-than", "0", "--by", "ada")
 
 
 def prune(made: Rig, *options: str) -> Any:
-    done = made.command(*ALL, *options, "--json")
+    done = command(made, *ALL, *options, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     return json.loads(done.stdout)
 
@@ -40,7 +41,7 @@ def row_of(made: Rig, call: str) -> dict[str, Any]:
 
 
 def verified(made: Rig) -> bool:
-    done = made.command("verify")
+    done = command(made, "verify")
     return done.returncode == 0 and done.stdout.endswith("OK\n")
 
 
@@ -66,11 +67,11 @@ def test_erased_answer_of_an_explicit_key_is_refused_on_every_repeat(running: Ri
         ("response", "the customer asked", "ada"),
     ]
     assert erased[0]["digest"] == digest_of(body)
-    shown = running.command("show", call).stdout
+    shown = command(running, "show", call).stdout
     assert "Its bodies were erased; their digests stay." in shown
     assert f"erased request        {digest_of(body)}, by ada" in shown
     assert "sendonce reconcile" not in shown
-    assert "closed (erased)" in running.command("calls").stdout
+    assert "closed (erased)" in command(running, "calls").stdout
     assert verified(running)
 
 
@@ -115,7 +116,7 @@ def test_prune_of_a_dead_proxy_recovers_first_and_leaves_the_unknown_alone(runni
     with held(running, CHAT_PATH, lost):
         assert running.proxy_process is not None
         running.proxy_process.kill()
-    done = running.command(*ALL)
+    done = command(running, *ALL)
     assert done.returncode == 0, done.stderr
     unknown = running.calls()[0]
     assert (unknown["stage"], unknown["erased"]) == ("effect_unknown", False)
@@ -167,11 +168,11 @@ def test_age_is_taken_from_the_settings(running: Rig, tmp_path: Path) -> None:
     """`limits.retention_days`; 30 where nothing is said, so that what has just been answered stays."""
     running.chat(chat(text="young"))
     running.settled()
-    done = running.command("prune", "--json")
+    done = command(running, "prune", "--json")
     assert (json.loads(done.stdout)["calls"], done.returncode) == (0, 0)
     config = tmp_path / "sendonce.toml"
     config.write_text("[limits]\nretention_days = 0\n")
-    assert json.loads(running.command("prune", "--json", "--config", str(config)).stdout)["calls"] == 1
+    assert json.loads(command(running, "prune", "--json", "--config", str(config)).stdout)["calls"] == 1
 
 
 # --- calls that another one carries on ---------------------------------------------------------------------------------------
@@ -308,7 +309,7 @@ def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_bad_option_is_named_and_nothing_is_erased(options: tuple[str, ...], unchanged: Rig) -> None:
     """Exit code 2 and one sentence with the remedy."""
     before = unchanged.status()["events"]
-    done = unchanged.command("prune", *options)
+    done = command(unchanged, "prune", *options)
     assert (done.returncode, BAD[options] in done.stderr, "Traceback" in done.stderr) == (2, True, False), done.stderr
     assert unchanged.status()["events"] == before
 

@@ -19,8 +19,8 @@ from tests.harness.sent_answers import stream_of
 
 SIZE: Final = 200_000_000
 MIB: Final = 1024 * 1024
-GIVES_UP_S: Final = 1.0
-HELD: Final = "synthetic/hold=2"  # longer than the client waits, shorter than its second try does
+GIVES_UP_S: Final = 2.0
+HELD: Final = "synthetic/hold=3"  # longer than the client waits, shorter than its second try does
 
 
 def random_file(path: Path, size: int) -> str:

@@ -8,13 +8,14 @@ import asyncio
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 _PIECE_BYTES: Final = 65_536
 _BACKLOG: Final = 1024  # a campaign's clients all connect at once
+_LOOK_AGAIN_S: Final = 0.01  # whether an answer may pass
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: close sends RST
 
 
@@ -24,12 +25,16 @@ class Relay:
 
     A client's FIN is passed on in order, behind all of its bytes, `fin_delay_s` after it came; where `holding`, not at all: the
     upstream connection then stays until its other end closes it. A client's reset is passed on as a reset, after the same delay.
+
+    `may_pass`, of what a connection was asked and has not begun to answer: until it is true, nothing of the answer passes.
     """
 
     target_port: int
     fin_delay_s: float = 0.0
     holding: bool = False
+    may_pass: Callable[[bytes], bool] = lambda _: True
     port: int = 0
+    asked: int = 0  # connections that a client has sent something over
     _loop: asyncio.AbstractEventLoop | None = None
     _stopped: asyncio.Event = field(default_factory=asyncio.Event)
     _running: set["asyncio.Task[None] | None"] = field(default_factory=set)
@@ -69,13 +74,24 @@ class Relay:
         task, legs = asyncio.current_task(), {to_client, to_proxy}
         self._running.add(task)
         self._open |= legs
-        await asyncio.gather(self._outward(from_client, to_proxy), self._back(from_proxy, to_client, to_proxy))
+        question = bytearray()  # what was asked since the last piece of an answer
+        await asyncio.gather(
+            self._outward(from_client, to_proxy, question), self._back(from_proxy, to_client, to_proxy, question)
+        )
         self._open -= legs
         self._running.discard(task)
 
-    async def _outward(self, source: asyncio.StreamReader, to_proxy: asyncio.StreamWriter) -> None:
+    async def _outward(self, source: asyncio.StreamReader, to_proxy: asyncio.StreamWriter, question: bytearray) -> None:
         """The client's bytes, and how it ended."""
-        ended = await _pump(source, to_proxy)
+        is_silent = True
+
+        async def note(piece: bytes) -> None:
+            nonlocal is_silent
+            self.asked += is_silent
+            is_silent = False
+            question.extend(piece)
+
+        ended = await _pump(source, to_proxy, note)
         if self.holding:
             return
         with suppress(TimeoutError):
@@ -88,10 +104,20 @@ class Relay:
                 to_proxy.write_eof()
 
     async def _back(
-        self, source: asyncio.StreamReader, to_client: asyncio.StreamWriter, to_proxy: asyncio.StreamWriter
+        self,
+        source: asyncio.StreamReader,
+        to_client: asyncio.StreamWriter,
+        to_proxy: asyncio.StreamWriter,
+        question: bytearray,
     ) -> None:
         """The proxy's bytes. What a client that has gone does not take is read all the same, or cut where it is not held."""
-        ended = await _pump(source, to_client)
+
+        async def hold(_: bytes) -> None:
+            while question and not self.may_pass(bytes(question)) and not to_client.is_closing():
+                await asyncio.sleep(_LOOK_AGAIN_S)
+            question.clear()
+
+        ended = await _pump(source, to_client, hold)
         if not ended and self.holding:
             with suppress(OSError):
                 while await source.read(_PIECE_BYTES):
@@ -103,10 +129,13 @@ class Relay:
         to_proxy.close()
 
 
-async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> bool:
-    """Until the source ends; False where one of the two was reset."""
+async def _pump(
+    source: asyncio.StreamReader, sink: asyncio.StreamWriter, before: Callable[[bytes], Awaitable[None]]
+) -> bool:
+    """Until the source ends; False where one of the two was reset. `before` each piece is passed on, it is awaited."""
     with suppress(OSError):
         while piece := await source.read(_PIECE_BYTES):
+            await before(piece)
             sink.write(piece)
             await sink.drain()
         return True
@@ -122,9 +151,15 @@ def _drop(leg: asyncio.StreamWriter, *, reset: bool) -> None:
 
 
 @contextmanager
-def relaying(target_port: int, *, fin_delay_s: float = 0.0, holding: bool = False) -> Iterator[Relay]:
-    """A relay in a thread of its own."""
-    made, ready = Relay(target_port, fin_delay_s, holding), threading.Event()
+def relaying(
+    target_port: int,
+    *,
+    fin_delay_s: float = 0.0,
+    holding: bool = False,
+    may_pass: Callable[[bytes], bool] = lambda _: True,
+) -> Iterator[Relay]:
+    """A relay in a thread of its own, which also asks `may_pass`."""
+    made, ready = Relay(target_port, fin_delay_s, holding, may_pass), threading.Event()
     thread = threading.Thread(target=lambda: asyncio.run(made.serve(ready)), daemon=True)
     thread.start()
     ready.wait()
