@@ -3,12 +3,13 @@
 It catches what SQLite cannot notice about itself: a restored backup, a deleted WAL, a lost tail.
 """
 
+import itertools
 import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import orjson
 
@@ -17,9 +18,11 @@ from ledger.epochs import sync_directory
 from ledger.errors import WitnessesDisagreeError
 from ledger.ids import NO_CHAIN, Digest
 
-SEGMENT_LIMIT_BYTES: Final = 64 * 1024 * 1024  # one segment is read at start: a second or so
+SEGMENT_LIMIT_BYTES: Final = 64 * 1024 * 1024  # some 100,000 lines: a file that tools still open
 BLOCK_BYTES: Final = 64 * 1024  # a file of another size was cut; some 120 lines, so that extending it is rare
 REWRITTEN_BYTES: Final = 1024 * 1024  # more than one write: a batch of 256 lines, each below 1 KiB with its longest key
+CHECKED_LINES: Final = 1024  # links checked at each start, more than one write leaves: some milliseconds
+PIECE_BYTES: Final = 256 * 1024  # read at once, from the end back; a line is far shorter
 SECTOR_BYTES: Final = 512  # what a disk writes whole or not at all
 SEGMENT_NAME: Final = "{:06d}.jsonl"
 _SEGMENT: Final = re.compile(r"\d{6}\.jsonl")
@@ -51,7 +54,7 @@ class ReceiptLog:
     """Appends to the newest segment. Owned by whoever owns the state dir; used from one thread."""
 
     def __init__(self, directory: Path, ledger_id: str, new_lineage: str) -> None:
-        """Mends a torn last line, checks the newest segment, creates the first one. Raises WitnessesDisagreeError."""
+        """Mends a torn last line, checks the newest links, creates the first segment. Raises WitnessesDisagreeError."""
         self._directory, self._ledger_id = directory, ledger_id
         self.is_synced = True
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -63,11 +66,11 @@ class ReceiptLog:
         self._fd = os.open(names[-1], os.O_WRONLY | os.O_CLOEXEC)
         self._size = os.fstat(self._fd).st_size
         self._write_again(names[-1])
-        lines = read_since(directory, 0, names[-2:])  # with the one before: it has to continue that
-        first = last = next(lines)
-        for last in lines:  # noqa: B007 - the last one is what is wanted, and no two need be held
+        lines = read_back(directory)
+        last = next(lines)
+        for _ in itertools.islice(lines, CHECKED_LINES):
             pass
-        self.position = Position(first.row["lineage"], last.row["n"], last.digest)
+        self.position = Position(_lineage(names), last.row["n"], last.digest)
 
     def append(self, rows: list[dict[str, Any]]) -> None:
         """Writes lines; `sync` makes them durable. Raises OSError, after which the log's state is unknown."""
@@ -175,6 +178,72 @@ def read_since(directory: Path, count: int, among: list[Path] | None = None) -> 
                 yield line
 
 
+def read_back(directory: Path) -> Iterator[Line]:
+    """The lines from the newest one back, each checked against the one that follows it; one piece in memory at a time.
+
+    A torn last line is left out. What is not read is not vouched for. Raises WitnessesDisagreeError where the chain breaks.
+    """
+    following: Line | None = None
+    for path in reversed(segments(directory)):
+        for raw, is_first in _back(path):
+            line = _line(raw, path)
+            if following is not None and not _continued(line, following):
+                raise WitnessesDisagreeError(_broken(path, line.row["n"] + 1))
+            if is_first and line.row["kind"] != "segment":
+                raise WitnessesDisagreeError(_broken(path, line.row["n"]))
+            following = line
+            yield line
+
+
+def _continued(line: Line, following: Line) -> bool:
+    return bool((following.row["n"], following.row["prev"]) == (line.row["n"] + 1, line.digest))
+
+
+def _back(path: Path) -> Iterator[tuple[bytes, bool]]:
+    """A segment's lines without their newlines, from its end back, and whether each is its first."""
+    with path.open("rb") as file:
+        at, rest, is_torn = _end(file, path), b"", True  # until a newline is seen, nothing is known to be whole
+        while at:
+            start = max(0, at - PIECE_BYTES)
+            file.seek(start)
+            lines = (file.read(at - start) + rest).split(b"\n")
+            if is_torn:
+                lines.pop()
+                is_torn = not lines
+            at, rest = start, lines.pop(0) if start and lines else b""
+            if len(rest) > PIECE_BYTES:
+                raise WitnessesDisagreeError(f"{path} holds a line that is no receipt: {rest[:120]!r}. {REMEDY}")
+            for number in range(len(lines) - 1, -1, -1):
+                yield lines[number], not start and not number
+        if is_torn:
+            raise WitnessesDisagreeError(f"{path} has no line: it was emptied after it was written. {REMEDY}")
+
+
+def _end(file: BinaryIO, path: Path) -> int:
+    """Where the padding begins. Raises WitnessesDisagreeError for a file that was cut: its size or padding tells."""
+    size = at = os.fstat(file.fileno()).st_size
+    while at:
+        start = max(0, at - PIECE_BYTES)
+        file.seek(start)
+        if written := file.read(at - start).rstrip(b"\0"):
+            at = start + len(written)
+            break
+        at = start
+    if size % BLOCK_BYTES or (size and at == size):
+        raise WitnessesDisagreeError(f"{path} was cut after it was written: its padding is not whole. {REMEDY}")
+    return at
+
+
+def _lineage(paths: list[Path]) -> str:
+    """Of the newest segment, which has to continue the one before it."""
+    with paths[-1].open("rb") as file:
+        first = _line(file.readline(PIECE_BYTES).removesuffix(b"\n"), paths[-1])
+    before = _line(next(_back(paths[-2]))[0], paths[-2]) if len(paths) > 1 else None
+    if first.row["kind"] != "segment" or (before is not None and not _continued(before, first)):
+        raise WitnessesDisagreeError(_broken(paths[-1], first.row["n"]))
+    return str(first.row["lineage"])
+
+
 def _from(paths: list[Path], count: int) -> list[Path]:
     """The segment that holds line `count`, and the later ones."""
     for at in range(len(paths) - 1, 0, -1):
@@ -213,28 +282,40 @@ def _mend_tail(path: Path) -> int:
     A torn line vouches for nothing: it was never synced, so nothing left for it, and it is zeroed. One that is whole and
     continues the chain lacks only its newline: it is evidence that something was sent, so it is kept.
     """
-    written = _written(path)
+    start, written = _tail(path)
     hole = written.find(b"\0")
     whole = written.rfind(b"\n", 0, hole if hole >= 0 else len(written)) + 1
-    tail = written[whole:]
+    tail, at = written[whole:], start + whole
     if not tail:
-        return whole
+        return at
     before = written[:whole].split(b"\n")[-2] if whole else None
     is_kept = hole < 0 and _continues(tail, before, path)
-    if not is_kept and (_continues(tail[:-1], before, path) or not _is_torn(tail, whole)):
+    is_longer_than_a_write = bool(start) and not whole
+    if not is_kept and (is_longer_than_a_write or _continues(tail[:-1], before, path) or not _is_torn(tail, at)):
         raise WitnessesDisagreeError(
-            f"The receipt log is damaged behind byte {whole} of {path}: no crash leaves what stands there. {REMEDY}"
+            f"The receipt log is damaged behind byte {at} of {path}: no crash leaves what stands there. {REMEDY}"
         )
     fd = os.open(path, os.O_WRONLY)
     try:
         if is_kept:
-            _write_at(fd, b"\n", len(written))
+            _write_at(fd, b"\n", at + len(tail))
         else:
-            _write_at(fd, bytes(len(tail)), whole)
+            _write_at(fd, bytes(len(tail)), at)
         os.fsync(fd)
     finally:
         os.close(fd)
-    return len(written) + 1 if is_kept else whole
+    return at + len(tail) + 1 if is_kept else at
+
+
+def _tail(path: Path) -> tuple[int, bytes]:
+    """What is written at the end, from the beginning of a line on, and where that stands. A crash tears the last write only."""
+    with path.open("rb") as file:
+        end = _end(file, path)
+        start = max(0, end - REWRITTEN_BYTES)
+        file.seek(start)
+        written = file.read(end - start)
+    begins = written.find(b"\n") + 1 if start else 0
+    return start + begins, written[begins:]
 
 
 def _is_torn(tail: bytes, start: int) -> bool:

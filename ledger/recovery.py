@@ -29,14 +29,13 @@ from ledger.events import (
     ObservationKind,
 )
 from ledger.failpoints import passed
-from ledger.ids import CallId, attempt_id
+from ledger.ids import CallId
 from ledger.operations import Append, Entry, Stage
-from ledger.receipts import Line, Position, ReceiptLog, read_since, segments
+from ledger.receipts import Position, ReceiptLog, segments
 from ledger.sqlite import Store
+from ledger.witnesses import NO_LOG, RECOVER, Attempt, compare, disagreement
 
 NOTHING_TO_ACCEPT: Final = "The witnesses of {} agree; there is nothing to accept. Start it: sendonce serve"
-NAMED_AT_MOST: Final = 10  # missing attempts in a message; the rest are counted
-RECOVER: Final = 'Look at them, then put it on record: sendonce recover --state-dir {} --accept-{} --reason "…"'
 
 # Given the call, the salvaged head and the body's file: is the response whole by its dialect's terminal evidence?
 Judge = Callable[[CallState, dict[str, Any], Path], spool.Judged]
@@ -102,11 +101,11 @@ def _recover(
     _check_identity(state_dir.root, last, identity, acceptance)
     left = store.in_flight(last.epoch) if last else ()
     if last is not None and acceptance is None and not segments(state_dir.receipts):
-        raise WitnessesDisagreeError(_disagreement(state_dir.root, NO_LOG))
+        raise WitnessesDisagreeError(disagreement(state_dir.root, NO_LOG))
     receipts = opened.enter_context(closing(ReceiptLog(state_dir.receipts, store.meta("ledger_id"), fresh.lineage)))
-    compared = _compare(store, state_dir.receipts, last, receipts.position, left)
+    compared = compare(store, state_dir.receipts, last, receipts.position, left)
     if acceptance is None and not compared.agrees:
-        raise WitnessesDisagreeError(_disagreement(state_dir.root, compared))
+        raise WitnessesDisagreeError(disagreement(state_dir.root, compared))
     if acceptance is not None and last is not None and _agree(last, identity) and compared.agrees:
         raise NothingToAcceptError(NOTHING_TO_ACCEPT.format(state_dir.root))
     died = last if last is not None and not store.is_closed(last.epoch) else None
@@ -185,78 +184,6 @@ def _agree(last: EpochOpened, identity: FileIdentity) -> bool:
     return FileIdentity(last.file_inode, last.file_birth_ns) == identity
 
 
-@dataclass(frozen=True, slots=True)
-class _Compared:
-    """`sent`: of the calls asked for, which attempts have their receipt. `missing`: lines whose attempt the ledger lacks.
-    `is_held`: the ledger holds what the newest line witnesses, so it holds what every line does.
-    """
-
-    unbroken: bool
-    is_held: bool
-    sent: set[tuple[str, int]]
-    missing: list[Line]
-
-    @property
-    def agrees(self) -> bool:
-        return self.unbroken and self.is_held and not self.missing
-
-
-NO_LOG: Final = _Compared(unbroken=False, is_held=True, sent=set(), missing=[])
-
-
-def _compare(
-    store: Store, directory: Path, last: EpochOpened | None, position: Position, left: tuple[CallState, ...]
-) -> _Compared:
-    """The receipt lines since the position that the last epoch recorded, against the ledger; one line in memory at a time.
-
-    Both are chains: where the newest line names an event that the ledger holds with that link, all earlier ones do; and a
-    log that has the `sent` line of the last answered attempt has not lost its end before it.
-    """
-    answered = _newest_answered(store, last)
-    asked = {state.call for state in left} | ({answered[0]} if answered else set())
-    lines = read_since(directory, last.receipts_count if last else 1)
-    first = next(lines, None)
-    unbroken = last is None or (
-        position.lineage == last.receipts_lineage
-        and first is not None
-        and (first.row["n"], first.digest) == (last.receipts_count, last.receipts_chain)
-    )
-    if not unbroken:
-        lines = read_since(directory, 1)
-    sent, newest = set(), None
-    for line in lines:
-        if line.row["kind"] != "segment":
-            newest = line
-        if line.row["kind"] == "sent" and line.row["call"] in asked:
-            sent.add((line.row["call"], line.row["attempt"]))
-    unbroken = unbroken and (answered is None or answered in sent)
-    is_held = newest is None or _is_recorded(store, newest.row)
-    if is_held and unbroken:
-        return _Compared(unbroken, is_held, sent, [])
-    again = read_since(directory, last.receipts_count + 1 if last and unbroken else 1)
-    missing = [line for line in again if line.row["kind"] == "sent" and not _is_recorded(store, line.row)]
-    return _Compared(unbroken, is_held, sent, missing)
-
-
-def _disagreement(root: Path, compared: _Compared) -> str:
-    if not compared.missing:
-        return (
-            "The receipt log is not the one this ledger was written beside: the position the last epoch recorded is gone, an "
-            "attempt that was answered has no receipt, or an answer has a receipt and is not in the ledger. "
-            "Restore it, or accept that unknown calls stay unknown. "
-            + RECOVER.format(shlex.quote(str(root)), "lost-tail")
-        )
-    names = [attempt_id(CallId(line.row["call"]), line.row["attempt"]) for line in compared.missing]
-    named = ", ".join(names[:NAMED_AT_MOST]) + (
-        f" and {len(names) - NAMED_AT_MOST} more" if len(names) > NAMED_AT_MOST else ""
-    )
-    log = "" if compared.unbroken else " The receipt log itself is not the one this ledger was written beside."
-    return (
-        f"The receipt log proves {len(names)} attempts that the ledger does not know: {named}. The ledger is older than "
-        f"its witness: a restored backup or a lost tail.{log} " + RECOVER.format(shlex.quote(str(root)), "lost-tail")
-    )
-
-
 def _salvage(store: Store, state_dir: StateDir, state: CallState, judge: Judge, now_ms: Callable[[], int]) -> bool:
     """Records what the spool of a dead attempt vouches for. Idempotent: an observed attempt is no longer in flight."""
     assert state.attempt is not None
@@ -295,29 +222,7 @@ def _packed(store: Store, stream: BinaryIO) -> Packed:
     return packer.packed()
 
 
-def _is_recorded(store: Store, row: dict[str, Any]) -> bool:
-    """Does the ledger hold the attempt that a `sent` line witnesses, by its event or by an earlier acceptance?"""
-    event = store.event_at(row["seq"])
-    if event is not None and (event.chain, event.call, event.attempt) == (row["chain"], row["call"], row["attempt"]):
-        return True
-    state = store.state(CallId(row["call"]))
-    return state is not None and any(each.witnessed and each.number == row["attempt"] for each in state.attempts)
-
-
-def _newest_answered(store: Store, last: EpochOpened | None) -> tuple[CallId, int] | None:
-    """The last one to start of the attempts that the last epoch saw answered, so it was sent; a log without its `sent` receipt
-    has lost its end. Newer starts are in flight, so few are looked at.
-    """
-    for call, number in store.newest_starts(last.epoch) if last else ():
-        state = store.state(call)
-        attempts = state.attempts if state else ()
-        heads = [each.acknowledged or each.observed for each in attempts if each.number == number]
-        if any(head is not None and head.status is not None for head in heads):
-            return call, number
-    return None
-
-
-def _was_sent(state: CallState, sent: set[tuple[str, int]]) -> bool:
+def _was_sent(state: CallState, sent: set[Attempt]) -> bool:
     return state.attempt is None or (state.call, state.attempt.number) in sent
 
 

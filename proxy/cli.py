@@ -21,22 +21,26 @@ from ledger.errors import PoisonedError, StartRefusedError, UnreadableRecordErro
 from ledger.ids import CallId, Key
 from ledger.queries import RESTORE
 from ledger.stages import Stage
-from proxy import deciding, inspection, tables, wiring
+from proxy import deciding, inspection, run_commands, supervisor, systemd, tables, wiring
 from proxy import demo as demonstration
 from proxy import evidence as evidences
 from proxy.console import EXIT_USAGE, ConfigOption, JsonOption, StateDirOption, errors, fail, out, print_json, run
 from proxy.control import OwnerSilentError
+from proxy.environment import ElsewhereError
 from proxy.inspection import NotFoundError
+from proxy.passes import BadRunError
 from proxy.pruning import BadAgeError
 from proxy.reconcile.operator import DecisionRefusedError
-from proxy.settings import SettingsError, load, upstream_overrides
+from proxy.running import CommandError, ProxyStartError
+from proxy.settings import Settings, SettingsError, load, upstream_overrides
 from proxy.views import head_row
 
 EXIT_DEMO, EXIT_PORT, EXIT_DECISION, EXIT_UNREADABLE, EXIT_POISONED = 1, 3, 6, 13, 70
 
 # Which errors are sentences, their exit code, and what to add where the error is a library's.
 _EXITS: Final[tuple[tuple[tuple[type[Exception], ...], int, str], ...]] = (
-    ((SettingsError, NotFoundError, BundleError, BadAgeError), EXIT_USAGE, ""),
+    ((SettingsError, NotFoundError, BundleError, BadAgeError, BadRunError, ElsewhereError), EXIT_USAGE, ""),
+    ((CommandError, ProxyStartError), EXIT_USAGE, ""),
     ((wiring.PortTakenError,), EXIT_PORT, ""),
     ((StartRefusedError,), StartRefusedError.exit_code, ""),
     ((UnreadableRecordError,), StartRefusedError.exit_code, ". Run sendonce doctor to see what else is damaged."),
@@ -53,6 +57,7 @@ app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__.splitlines()[0]
 )
 app.add_typer(deciding.app)
+app.add_typer(run_commands.app)
 
 ProviderReceiptsOption = Annotated[
     Path | None,
@@ -119,18 +124,41 @@ def serve(
     upstream: Annotated[
         list[str] | None, typer.Option(help="NAME=BASE_URL, repeatable; BASE_URL without the version path.")
     ] = None,
+    supervised: Annotated[
+        bool | None,
+        typer.Option(
+            "--supervisor/--no-supervisor",
+            show_default=False,
+            help="Replace the serving process when it dies (the default), or leave that to somebody else.",
+        ),
+    ] = None,
+    lifeline_fd: Annotated[int | None, typer.Option("--lifeline-fd", hidden=True)] = None,
 ) -> None:
     """Run the proxy."""
-    overrides = {
+    overrides: dict[str, Any] = {
         "state_dir": state_dir,
         "host": host,
         "port": port,
         "behind_tls_proxy": behind_tls_proxy,
         "upstreams": upstream_overrides(upstream or []) or None,
+        "supervisor": supervised,
     }
+    sockets = systemd.passed_sockets(os.environ)
+    for sock in sockets:  # who can reach it is judged by the address that it really has
+        overrides["host"], overrides["port"] = sock.getsockname()[:2]
+        load(config, overrides)
     settings = load(config, overrides)
-    sock = wiring.listen(settings.host, settings.port)
-    run(wiring.serve(settings, sock, tables.announce))
+    sockets = sockets or (wiring.listen(settings.host, settings.port),)
+
+    def read() -> Settings:
+        return load(config, overrides)
+
+    if not settings.supervisor:
+        run(wiring.serve(settings, sockets, tables.announce, supervisor.rereads_aloud(read), None, lifeline_fd))
+        return
+    serving = supervisor.hold(settings, sockets, read, lifeline_fd)  # it returns in each child, and only there
+    announce = tables.announce if serving.is_first else tables.announce_nothing
+    run(wiring.serve(serving.settings, sockets, announce, serving.reread, serving.admits, serving.lifeline_fd))
 
 
 @app.command()

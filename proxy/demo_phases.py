@@ -136,7 +136,8 @@ class Case:
         """The next owner of the state dir; the one before must be dead."""
         assert self.provider is not None
         upstream = f"openai=http://127.0.0.1:{self.provider.port}"
-        arguments = ["-m", "proxy", "serve", "--port", "0", "--state-dir", str(self.state_dir), "--upstream", upstream]
+        arguments = ["-m", "proxy", "serve", "--no-supervisor", "--port", "0"]  # who is killed here stays dead
+        arguments += ["--state-dir", str(self.state_dir), "--upstream", upstream]
         self.proxy = self._start(arguments, "proxy", failpoints)
         return self.proxy
 

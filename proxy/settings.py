@@ -88,6 +88,7 @@ class Settings(BaseSettings):
     receipts_dir: Path | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    supervisor: bool = True  # a small parent holds the sockets; without it somebody else must start what died
     behind_tls_proxy: bool = False  # somebody in front terminates TLS; without either sendonce listens on loopback only
     caller_token: SecretStr | None = None  # SENDONCE_CALLER_TOKEN; clients send it as Sendonce-Token
     mode: Mode = "enforce"
@@ -165,6 +166,15 @@ class Settings(BaseSettings):
     def digest(self) -> str:
         """Names this configuration in the ledger; part of the record of every standing acceptance."""
         return blake3(orjson.dumps(self.model_dump(mode="json"), option=orjson.OPT_SORT_KEYS)).hexdigest(16)
+
+    def changed_by(self, values: dict[str, Any]) -> "Settings":
+        """Others, with a digest of their own. The values were validated where they come from."""
+        return Settings.model_construct(**{name: getattr(self, name) for name in Settings.model_fields} | values)
+
+    def take(self, values: dict[str, Any]) -> None:
+        """Changes them for everyone who holds them: the one exception to `frozen`, for SIGHUP, once the new digest is on record."""
+        vars(self).update(values)
+        vars(self).pop("digest", None)
 
     def policy(self, upstream: str, endpoint_class: EndpointClass) -> Policy:
         given = self.upstreams[upstream].policy.get(endpoint_class, PolicySettings())

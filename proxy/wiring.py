@@ -6,17 +6,17 @@ import resource
 import secrets
 import signal
 import socket
+import ssl
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
 
 from ledger.epochs import Lock, StateDir
 from ledger.errors import PoisonedError
-from ledger.events import CallDelivered, DeliveredHow, EpochClosed
-from ledger.ids import CallId
+from ledger.events import CallDelivered, DeliveredHow, EpochClosed, EpochConfigured
 from ledger.operations import Append, Entry
 from ledger.reader import open_reader
 from ledger.recovery import Acceptance, Fresh, Recovered, open_epoch
@@ -28,8 +28,9 @@ from proxy.connections import DataServer, accept_tls, assert_c_parser
 from proxy.forwarder import Forwarder
 from proxy.ingress import Ingress
 from proxy.interpreter import Interpreter, judge_salvaged
-from proxy.liveness import Registry
+from proxy.liveness import Claimant, Registry
 from proxy.outbound import Outbound
+from proxy.passes import Passes
 from proxy.preserve import Preserver
 from proxy.services import Services
 from proxy.settings import Settings, command_options
@@ -52,6 +53,12 @@ def listen(host: str, port: int) -> socket.socket:
         raise PortTakenError(
             f"Port {port} on {host} cannot be used ({error.strerror}). Stop what listens there, or choose another with --port."
         ) from error
+
+
+def url_of(settings: Settings, sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    scheme = "http" if settings.tls_cert is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def state_dir_of(settings: Settings) -> StateDir:
@@ -77,8 +84,18 @@ def recover(settings: Settings, state_dir: StateDir, acceptance: Acceptance | No
     )
 
 
-async def serve(settings: Settings, sock: socket.socket, announce: Callable[[Services, socket.socket], None]) -> None:
-    """Runs until SIGTERM, SIGINT or poison. Raises PoisonedError."""
+async def serve(
+    settings: Settings,
+    sockets: Sequence[socket.socket],
+    announce: Callable[[Services, socket.socket], None],
+    reread: Callable[[Settings], dict[str, Any]],
+    admits: Callable[[int], None] | None = None,
+    lifeline_fd: int | None = None,
+) -> None:
+    """Runs until SIGTERM, the end of `lifeline_fd`, poison, or SIGINT where nobody ignores it. Raises PoisonedError.
+
+    `admits` is called with the epoch once requests are. SIGHUP changes what `reread` makes of the settings so far, by field.
+    """
     assert_c_parser()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold credentials
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -86,40 +103,79 @@ async def serve(settings: Settings, sock: socket.socket, announce: Callable[[Ser
     state_dir = state_dir_of(settings)
     state_dir.prepare()
     lock = state_dir.lock()
-    stop, hurry = asyncio.Event(), asyncio.Event()
-
-    def stop_or_hurry() -> None:
-        (hurry if stop.is_set() else stop).set()
-
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(signum, stop_or_hurry)
+    stop, hurry = stops(lifeline_fd, interruptible=lifeline_fd is None)
+    tls = settings.tls()
     async with running(settings, state_dir, lock, recover(settings, state_dir)) as services:
+        rereads(services, reread, tls)
         server = DataServer(Ingress(services), services.registry.connection_lost, settings.timeouts.client_header_s)
-        stop_listening = await listen_with(server, sock, settings)
+        listeners = [await listen_with(server, sock, tls, settings.timeouts.client_header_s) for sock in sockets]
         runner = web.AppRunner(control.application(services), access_log=None)
         await runner.setup()
         state_dir.control_socket.unlink(missing_ok=True)
         await web.UnixSite(runner, str(state_dir.control_socket)).start()
         state_dir.control_socket.chmod(0o600)
-        announce(services, sock)
+        services.url = url_of(settings, sockets[0])
+        announce(services, sockets[0])
+        if admits is not None:
+            admits(services.epoch)
         await _until(stop, services)
         services.draining = True
         services.outbound.stop_waiting()
-        stop_listening()
+        for stop_listening in listeners:
+            stop_listening()
         if not services.poisoned:
-            await drain(services, settings.timeouts.stop_s, hurry)
+            await drain(services, services.settings.timeouts.stop_s, hurry)
         server.pre_shutdown()
         await server.shutdown(SHUTDOWN_S)
         await runner.cleanup()
         state_dir.control_socket.unlink(missing_ok=True)
 
 
-async def listen_with(server: DataServer, sock: socket.socket, settings: Settings) -> Callable[[], object]:
+def stops(lifeline_fd: int | None, *, interruptible: bool) -> tuple[asyncio.Event, asyncio.Event]:
+    """`stop`, and `hurry` where it is asked for again. At the end of the lifeline whoever held it is dead."""
+    loop, stop, hurry = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+
+    def stop_or_hurry() -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    def orphaned() -> None:
+        assert lifeline_fd is not None
+        loop.remove_reader(lifeline_fd)
+        stop.set()
+
+    for signum in (signal.SIGTERM, signal.SIGINT) if interruptible else (signal.SIGTERM,):
+        loop.add_signal_handler(signum, stop_or_hurry)
+    if lifeline_fd is not None:
+        loop.add_reader(lifeline_fd, orphaned)
+    return stop, hurry
+
+
+def rereads(services: Services, reread: Callable[[Settings], dict[str, Any]], tls: ssl.SSLContext | None) -> None:
+    """From now on SIGHUP changes the settings, and gives new connections the certificate that is in its files now."""
+
+    async def change() -> None:
+        settings = services.settings
+        values = reread(settings)
+        digest = settings.changed_by(values).digest
+        if digest != settings.digest:  # on record before a claim leans on it
+            configured = EpochConfigured(services.epoch, digest)
+            await services.writer.append(Append((Entry(None, None, configured),)))
+        settings.take(values)
+        if tls is not None and settings.tls_cert is not None:
+            tls.load_cert_chain(settings.tls_cert, settings.tls_key)
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: services.spawn(change()))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # one that came before now is obeyed now
+
+
+async def listen_with(
+    server: DataServer, sock: socket.socket, tls: ssl.SSLContext | None, header_timeout_s: float
+) -> Callable[[], object]:
     """What it gives ends it."""
-    if (tls := settings.tls()) is None:
+    if tls is None:
         listener = await asyncio.get_running_loop().create_server(server, sock=sock, backlog=BACKLOG)
         return listener.close
-    accepting = asyncio.create_task(accept_tls(sock, server, tls, settings.timeouts.client_header_s))
+    accepting = asyncio.create_task(accept_tls(sock, server, tls, header_timeout_s))
 
     def close() -> None:
         accepting.cancel()
@@ -143,16 +199,16 @@ async def running(settings: Settings, state_dir: StateDir, lock: Lock, recovered
         activity = Activity(state_dir.activity_log)
         stack.callback(activity.close)
 
-        def delivered(call: CallId, how: DeliveredHow, disposition: str) -> None:
-            writer.post(Append((Entry(call, None, CallDelivered(how, disposition)),)))
+        def delivered(to: Claimant, how: DeliveredHow) -> None:
+            writer.post(Append((Entry(to.call, None, CallDelivered(how, to.disposition, to.pass_number)),)))
 
         drains = settings.on_client_disconnect == "drain"
         registry = Registry(delivered, settings.timeouts.drain_limit_s if drains else settings.timeouts.cancel_grace_s)
-        options = command_options(state_dir.root)
+        options, secret = command_options(state_dir.root), state_dir.secret()
         services = Services(
             settings=settings,
             state_dir=state_dir,
-            secret=state_dir.secret(),
+            secret=secret,
             epoch=recovered.epoch,
             writer=writer,
             reader=reader,
@@ -163,6 +219,7 @@ async def running(settings: Settings, state_dir: StateDir, lock: Lock, recovered
             interpreter=interpreter,
             activity=activity,
             reserve=reserve,
+            passes=Passes(reader, writer, secret),
             fatal=loop.create_future(),
             command_options=options,
         )

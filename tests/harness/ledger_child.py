@@ -19,7 +19,7 @@ from typing import Any
 
 from ledger.epochs import Lock, StateDir
 from ledger.errors import PoisonedError, StartRefusedError
-from ledger.events import AttemptAcknowledged, CallRequested
+from ledger.events import AttemptAcknowledged, CallDelivered, CallRequested
 from ledger.ids import Key
 from ledger.operations import Append, Entry
 from ledger.recovery import Acceptance, Recovered
@@ -88,6 +88,8 @@ class Child:
             return ledgers.started_op(call, epoch)
         if name == "ack":
             return Append((Entry(call, 1, AttemptAcknowledged(200, (), {})),))
+        if name == "left":
+            return Append((Entry(call, None, CallDelivered("no", "forwarded")),))
         return ledgers.observed_op(call)
 
     def spool(self, number: int) -> None:

@@ -25,6 +25,8 @@ from proxy import inspection
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSWER_LIMIT_S = 30
+ALONE = {"SENDONCE_SUPERVISOR": "false"}  # most tests mean the serving process when they kill "the proxy"
+SUPERVISED = {"SENDONCE_SUPERVISOR": "true"}
 ASK_AGAIN_S = 0.03  # also how long `settled` sees nothing follow
 T = TypeVar("T")
 
@@ -66,15 +68,22 @@ def message(model: str = "synthetic", text: str = "hello", *, stream: bool = Fal
 class Process:
     """A child process that says on stdout when it listens."""
 
-    def __init__(self, arguments: list[str], ready: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        arguments: list[str],
+        ready: str,
+        environment: dict[str, str] | None = None,
+        pass_fds: tuple[int, ...] = (),
+    ) -> None:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("SENDONCE_")}
         self.child = subprocess.Popen(
             [sys.executable, *arguments],
             cwd=ROOT,
-            env={**clean, "PYTHONUNBUFFERED": "1", **(environment or {})},
+            env={**clean, **ALONE, "PYTHONUNBUFFERED": "1", **(environment or {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            pass_fds=pass_fds,
         )
         self.said: list[str] = []
         self.complained = ""  # stderr, once it has ended
@@ -148,6 +157,8 @@ class Rig:
     arguments: list[str] = field(default_factory=list)
     proxy_process: Process | None = None
     state_name: str = "state"  # several rigs may share one provider
+    supervised: bool = False
+    environment: dict[str, str] = field(default_factory=dict)
 
     @property
     def state_dir(self) -> Path:
@@ -177,11 +188,18 @@ class Rig:
         arguments = ["-m", "proxy", "serve", "--port", "0", "--state-dir", str(self.state_dir)]
         for name in ("openai", "anthropic"):
             arguments += ["--upstream", f"{name}={self.provider_url}"]
-        environment = {"SENDONCE_FAILPOINTS": failpoints} if failpoints else {}
+        environment = self.environment | ({"SENDONCE_FAILPOINTS": failpoints} if failpoints else {})
+        environment |= SUPERVISED if self.supervised else {}
         self.proxy_process = Process(
             arguments + self.arguments + list(extra), r"listens on http://[^ ]*:(\d+)", environment
         )
         return self.proxy_process
+
+    @property
+    def serving_pid(self) -> int:
+        """The supervisor's child. Raises IndexError where none lives at the moment."""
+        assert self.proxy_process is not None
+        return children_of(self.proxy_process.child.pid)[0]
 
     def restart(self, failpoints: str = "") -> None:
         """SIGKILL, then a new process over the same state dir."""
@@ -309,9 +327,12 @@ def rig(directory: Path, *extra: str) -> Iterator[Rig]:
         yield made
 
 
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def peak_bytes(pid: int) -> int:
     """The most that this process ever had in memory at once (VmHWM), and each of its children, however old."""
     found = re.search(r"^VmHWM:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     assert found is not None
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return int(found[1]) * 1024 + sum(peak_bytes(int(child)) for child in children)
+    return int(found[1]) * 1024 + sum(map(peak_bytes, children_of(pid)))

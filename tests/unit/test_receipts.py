@@ -10,7 +10,16 @@ from ledger import receipts
 from ledger.codec import digest_of
 from ledger.errors import WitnessesDisagreeError
 from ledger.ids import NO_CHAIN
-from ledger.receipts import BLOCK_BYTES, SECTOR_BYTES, Position, ReceiptLog, read_segment, read_since, segments
+from ledger.receipts import (
+    BLOCK_BYTES,
+    SECTOR_BYTES,
+    Position,
+    ReceiptLog,
+    read_back,
+    read_segment,
+    read_since,
+    segments,
+)
 from tests.harness.ledgers import FIRST, KEY, NOW_MS, SCOPE
 from tests.harness.segments import content, put
 
@@ -227,6 +236,32 @@ def test_segments_roll_and_reading_spans_them(tmp_path: Path) -> None:
     assert [line.row["prev"] for line in lines] == [NO_CHAIN, *(line.digest for line in lines[:-1])]
     assert sum(line.row["kind"] == "segment" for line in lines) == len(paths)
     assert {line.row["lineage"] for line in lines if line.row["kind"] == "segment"} == {"lineage"}
+
+
+@pytest.mark.usefixtures("small_segments")
+@pytest.mark.parametrize("piece_bytes", [700, 1024, receipts.PIECE_BYTES])
+def test_reading_back_gives_the_same_lines(piece_bytes: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Over pieces and segments, wherever a piece ends; a line that is being written is left out."""
+    monkeypatch.setattr(receipts, "PIECE_BYTES", piece_bytes)
+    written(tmp_path, 20)
+    lines = list(read_since(tmp_path, 1))
+    assert list(read_back(tmp_path)) == lines[::-1]
+    newest = segments(tmp_path)[-1]
+    put(newest, content(newest) + b'{"n":99,"kin')
+    assert list(read_back(tmp_path)) == lines[::-1]
+
+
+@pytest.mark.parametrize("at", range(1, 6))
+def test_reading_back_notices_a_changed_line_when_it_comes_to_it(at: int, tmp_path: Path) -> None:
+    """What lies behind it is not vouched for: that is `doctor`'s and the verifier's to read."""
+    end = written(tmp_path, 6)
+    path = tmp_path / "000001.jsonl"
+    lines = content(path).splitlines(keepends=True)
+    put(path, b"".join([*lines[:at], lines[at].replace(b'"openai"', b'"0penai"'), *lines[at + 1 :]]))
+    back = read_back(tmp_path)
+    assert [next(back).row["n"] for _ in range(end.count - at - 1)] == list(range(end.count, at + 1, -1))
+    with pytest.raises(WitnessesDisagreeError):
+        next(back)
 
 
 @pytest.mark.usefixtures("small_segments")
