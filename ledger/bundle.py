@@ -120,6 +120,7 @@ async def export(reader: Reader, receipts: Path, directory: Path, given: Given, 
         head = await reader.head()
         await _write_events(target, reader)
         await _write_lines(target, "index.jsonl", reader.index_rows())
+        await _write_lines(target, "passes.jsonl", reader.pass_rows())
         unreadable = await _write_bodies(target, reader, progress)
         await _write_lines(target, "inspections.jsonl", _inspections(given))
         ledger_id = await reader.meta("ledger_id")

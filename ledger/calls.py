@@ -60,7 +60,8 @@ class CallState:
     attempts: tuple[AttemptState, ...] = ()
     decision: ReconcileDecided | None = None
     decision_seq: int | None = None
-    deliveries: tuple[str, ...] = ()
+    served_pass: int | None = None  # the newest pass of its run that was given this call
+    deliveries: tuple[str, ...] = ()  # in a run: to that pass
     delivered_at_ms: int | None = None
     superseded_by: CallId | None = None
     erased: bool = False
@@ -74,6 +75,11 @@ class CallState:
     @property
     def occurrence_id(self) -> tuple[Scope, Key, int]:
         return self.scope, self.key, self.occurrence
+
+    @property
+    def run(self) -> str | None:
+        """A scope is `upstream/caller` or, within a run, `upstream/caller/run`."""
+        return self.scope.split("/", 2)[2] if self.scope.count("/") > 1 else None
 
     @property
     def delivered(self) -> bool:

@@ -15,6 +15,7 @@ class KeyHistory:
     calls: tuple[CallState, ...]
     head: Head | None
     last_occurrence: int
+    position: int = 0  # within a pass of a run: how many occurrences of the key it was given
 
 
 def claim_fault(requested: CallRequested, earlier: CallState | None, last_occurrence: int) -> str | None:

@@ -19,6 +19,8 @@ ObservationKind = Literal["response", "partial", "lost", "not_sent"]
 Source = Literal["live", "salvage", "recovered", "late"]
 Decision = Literal["served", "not_served", "accept_duplicate", "parked"]
 DeliveredHow = Literal["next_request", "fin", "acked", "no"]
+OnDivergence = Literal["refuse", "continue"]
+ServedBy = Literal["forwarded", "resumed", "attached", "replayed"]
 Pairs = tuple[tuple[str, str], ...]
 
 
@@ -56,6 +58,16 @@ class EpochOpened:
     receipts_chain: Digest
     accepted: Literal["lost_tail", "copy"] | None = None
     accepted_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EpochConfigured:
+    """From here on acceptances by a setting may name this configuration too."""
+
+    kind: ClassVar[str] = "epoch.configured"
+    version: ClassVar[int] = 1
+    epoch: int
+    config_digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +218,7 @@ class CallDelivered:
     version: ClassVar[int] = 1
     how: DeliveredHow
     disposition: str
+    pass_number: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,8 +267,35 @@ class BodyErased:
     by: str
 
 
+@dataclass(frozen=True, slots=True)
+class PassOpened:
+    """One start of a run; it closes the one before."""
+
+    kind: ClassVar[str] = "pass.opened"
+    version: ClassVar[int] = 1
+    run: str
+    number: int
+    token_digest: str
+    on_divergence: OnDivergence
+    head_seq: int
+    head_chain: Digest
+    gates: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PassServed:
+    """The call is what this pass gets for the request at the call's occurrence."""
+
+    kind: ClassVar[str] = "pass.served"
+    version: ClassVar[int] = 1
+    run: str
+    number: int
+    disposition: ServedBy
+
+
 Event = (
     EpochOpened
+    | EpochConfigured
     | EpochClosed
     | CallRequested
     | CallPreparationFailed
@@ -274,6 +314,8 @@ Event = (
     | ReconcileObserved
     | ReconcileDecided
     | BodyErased
+    | PassOpened
+    | PassServed
 )
 
 KINDS: Final[Mapping[str, type[Any]]] = {event.kind: event for event in Event.__args__}

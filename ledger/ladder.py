@@ -7,7 +7,7 @@ A call climbs by recorded evidence only:
 `started` is the rung that matters. It is durable before a byte leaves, so below it the effect is proven absent, and
 above it, until an observation stands, the honest answer is "unknown". Leaving it sideways (`partial`, `lost`) keeps the
 call unresolved until a reconcile decision settles it; nothing here ever falls back to "not sent" without proof.
-Deliveries, reconcile evidence and erasures move nothing, but that a completed call is `erased` then. Observing the same attempt twice, starting a second attempt beside an
+Deliveries, passes served, reconcile evidence and erasures move nothing, but that a completed call is `erased` then. Observing the same attempt twice, starting a second attempt beside an
 unresolved one, or completing what was never interpreted are not in the table, so they raise before anything is written.
 """
 
@@ -76,7 +76,9 @@ _DECISION: Final = {
     "reconcile.decided:accept_duplicate": E.ACCEPTED,
     "reconcile.decided:parked": E.PARKED,
 }
+_SERVED: Final = {"pass.served": None}
 _DELIVERY: Final = {"call.delivered": None}
+_RELEASE: Final = {**_SERVED, **_DELIVERY}
 _LATE: Final = {"attempt.observed:late": None}
 _WITNESSED: Final = {"attempt.witnessed": E.WITNESSED}
 _ERASURE: Final = {"body.erased": None}  # only where another call continues it (ledger/projection.py)
@@ -96,33 +98,34 @@ NEXT: Final[Mapping[Evidence, Mapping[str, Evidence | None]]] = {
         "attempt.started": E.STARTED,
         "call.abandoned": E.ABANDONED,
         **_WITNESSED,
+        **_SERVED,
         **_ERASURE,
     },
-    E.ABANDONED: {**_DELIVERY, **_ERASURE},
+    E.ABANDONED: {**_RELEASE, **_ERASURE},
     E.STARTED: {
         "attempt.acknowledged": E.ACKNOWLEDGED,
         "attempt.observed:not_sent": E.NOT_SENT,
         **_OBSERVED,
         **_WITNESSED,  # a restored backup knows attempt 1, the receipts know attempt 2
         **_DECISION,
-        **_DELIVERY,
+        **_RELEASE,
         **_ERASURE,
     },
-    E.ACKNOWLEDGED: {**_ANSWERED, **_DECISION, **_DELIVERY, **_ERASURE},
-    E.NOT_SENT: {"attempt.started": E.STARTED, **_WITNESSED, **_DELIVERY, **_ERASURE},
-    E.LOST: {**_DECISION, **_DELIVERY, **_LATE, **_ERASURE},
-    E.PARTIAL: {**_DECISION, **_DELIVERY, **_LATE, **_ERASURE},
+    E.ACKNOWLEDGED: {**_ANSWERED, **_DECISION, **_RELEASE, **_ERASURE},
+    E.NOT_SENT: {"attempt.started": E.STARTED, **_WITNESSED, **_RELEASE, **_ERASURE},
+    E.LOST: {**_DECISION, **_RELEASE, **_LATE, **_ERASURE},
+    E.PARTIAL: {**_DECISION, **_RELEASE, **_LATE, **_ERASURE},
     E.WITNESSED: {**_WITNESSED, **_DECISION, **_LATE, **_ERASURE},
-    E.RESPONSE: {"attempt.interpreted": E.INTERPRETED, **_DELIVERY, **_ERASURE},
+    E.RESPONSE: {"attempt.interpreted": E.INTERPRETED, **_RELEASE, **_ERASURE},
     E.INTERPRETED: {
         "attempt.interpreted": E.INTERPRETED,
         "attempt.retry_decided": E.RETRY_DECIDED,
-        **_DELIVERY,
+        **_RELEASE,
         **_ERASURE,
     },
-    E.RETRY_DECIDED: {"attempt.completed": E.ATTEMPT_COMPLETED, **_DELIVERY, **_ERASURE},
-    E.ATTEMPT_COMPLETED: {"call.completed": E.COMPLETED, **_DELIVERY, **_ERASURE},
-    E.COMPLETED: {"attempt.interpreted": None, "body.erased": E.ERASED, **_DECISION, **_DELIVERY, **_LATE},
+    E.RETRY_DECIDED: {"attempt.completed": E.ATTEMPT_COMPLETED, **_RELEASE, **_ERASURE},
+    E.ATTEMPT_COMPLETED: {"call.completed": E.COMPLETED, **_RELEASE, **_ERASURE},
+    E.COMPLETED: {"attempt.interpreted": None, "body.erased": E.ERASED, **_DECISION, **_RELEASE, **_LATE},
     E.SERVED: {"attempt.observed:recovered": E.RESPONSE, **_DECISION, **_DELIVERY, **_LATE, **_ERASURE},
     E.NOT_SERVED: {**_DECISION, **_DELIVERY, **_LATE, **_ERASURE},
     E.ACCEPTED: {**_DECISION, **_DELIVERY, **_LATE, **_ERASURE},

@@ -25,6 +25,7 @@ from ledger.events import (
     CallRequested,
     EpochOpened,
     Event,
+    PassServed,
     ReconcileDecided,
     Recorded,
 )
@@ -54,9 +55,8 @@ def fold(state: CallState | None, recorded: Recorded, epochs: Epochs) -> CallSta
             return replace(state, manifest=event)
         case CallPreparationFailed():
             return replace(state, preparation=event)
-        case CallDelivered():
-            at = recorded.at_ms if event.how in DELIVERED else state.delivered_at_ms
-            return replace(state, deliveries=(*state.deliveries, event.how), delivered_at_ms=at)
+        case PassServed() | CallDelivered():
+            return _handed_over(state, event, recorded.at_ms)
         case ReconcileDecided():
             return replace(state, decision=event, decision_seq=recorded.seq)
         case BodyErased():
@@ -65,6 +65,18 @@ def fold(state: CallState | None, recorded: Recorded, epochs: Epochs) -> CallSta
             raise IllegalTransitionError(f"epoch {event.epoch} does not follow {PROTOCOL}")
         case _:
             return state
+
+
+def _handed_over(state: CallState, event: PassServed | CallDelivered, at_ms: int) -> CallState:
+    """Within a run an answer is delivered to each pass anew; what a client of an earlier one still takes is no delivery to this one."""
+    if isinstance(event, PassServed):
+        if event.number == state.served_pass:
+            return state
+        return replace(state, served_pass=event.number, deliveries=(), delivered_at_ms=None)
+    if event.pass_number != state.served_pass:
+        return state
+    at = at_ms if event.how in DELIVERED else state.delivered_at_ms
+    return replace(state, deliveries=(*state.deliveries, event.how), delivered_at_ms=at)
 
 
 def project(events: Iterable[Recorded], epochs: Epochs) -> dict[CallId, CallState]:

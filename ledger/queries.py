@@ -14,15 +14,17 @@ from ledger.bodies import Packed
 from ledger.calls import CallState
 from ledger.codec import decode
 from ledger.errors import StateDirError, UnreadableRecordError
-from ledger.events import EpochOpened, Event, Recorded
+from ledger.events import EpochOpened, Event, PassOpened, Recorded
 from ledger.ids import CallId, Digest
 from ledger.ladder import IN_FLIGHT, UNFINISHED
 from ledger.projection import project
 
 FORMAT: Final = 1
+INDEXES: Final = ("call_index", "pass_index")
 APPLICATION_ID: Final = 0x53454E44  # "SEND", so that file(1) and doctor know whose database it is
 RESTORE: Final = "Restore a backup, then sendonce recover."
 NEWEST_OCCURRENCES: Final = 8  # finished ones an admission still looks at: a late retry's answer is among the newest
+UNRESOLVED_RUN_CALLS: Final = 512  # of one run: an agent that leaves more behind is looked at by a person
 OPEN_LINEAGE_CALLS: Final = 512  # of one session of an agent: its sub-agents in flight, and what failed in it
 
 NEWEST_EVENT: Final = "SELECT seq, chain FROM event ORDER BY seq DESC LIMIT 1"
@@ -53,6 +55,46 @@ HISTORY_OF_KEY: Final = """
       (SELECT max(occurrence) FROM call_index WHERE scope = ?1 AND key = ?2)
     FROM call_index c LEFT JOIN event e ON e.call_id = c.call_id
     WHERE c.scope = ?1 AND c.key = ?2 AND c.occurrence IN touched ORDER BY e.seq"""
+# The same for a pass of a run: the open and the newest occurrences that it was given, and the one that comes next. The key's
+# newest call stands there too, for the head.
+HISTORY_IN_PASS: Final = """
+    WITH touched(occurrence) AS (
+      SELECT occurrence FROM call_index WHERE scope = ?1 AND key = ?2 AND served_pass = ?4 AND is_open = 1
+      UNION SELECT occurrence FROM (
+        SELECT occurrence FROM call_index WHERE scope = ?1 AND key = ?2 AND served_pass = ?4
+        ORDER BY last_seq DESC LIMIT ?3)
+      UNION SELECT occurrence FROM (
+        SELECT occurrence FROM call_index WHERE scope = ?1 AND key = ?2 ORDER BY last_seq DESC LIMIT 1)
+      UNION SELECT coalesce(max(occurrence), 0) + 1 FROM call_index WHERE scope = ?1 AND key = ?2 AND served_pass = ?4)
+    SELECT e.record, e.chain, c.call_id, c.last_seq,
+      (SELECT max(occurrence) FROM call_index WHERE scope = ?1 AND key = ?2),
+      (SELECT coalesce(max(occurrence), 0) FROM call_index WHERE scope = ?1 AND key = ?2 AND served_pass = ?4)
+    FROM call_index c LEFT JOIN event e ON e.call_id = c.call_id
+    WHERE c.scope = ?1 AND c.key = ?2 AND c.occurrence IN touched ORDER BY e.seq"""
+_OF_RUN: Final = """
+    SELECT e.record, e.chain, c.call_id, c.last_seq FROM call_index c LEFT JOIN event e ON e.call_id = c.call_id
+    WHERE (c.scope, c.key, c.occurrence) IN touched ORDER BY e.seq"""
+UNRESOLVED_OF_RUN: Final = f"""
+    WITH touched AS (SELECT scope, key, occurrence FROM call_index
+      WHERE run = ?1 AND is_unresolved = 1 ORDER BY call_id LIMIT ?2) {_OF_RUN}"""
+CALLS_OF_RUN: Final = f"WITH touched AS (SELECT scope, key, occurrence FROM call_index WHERE run = ?1) {_OF_RUN}"
+# Told apart by text first: of a run's calls few are jobs.
+JOBS_OF_RUN: Final = f"""
+    WITH touched AS (SELECT c.scope, c.key, c.occurrence FROM call_index c JOIN event e ON e.call_id = c.call_id
+      WHERE c.run = ?1 AND instr(e.record, '"endpoint_class":"job"')) {_OF_RUN}"""
+NEWEST_PASS: Final = """
+    SELECT e.record, e.chain FROM pass_index p JOIN event e ON e.seq = p.opened_seq
+    WHERE p.run = ? ORDER BY p.number DESC LIMIT 1"""
+PASSES_OF_RUN: Final = """
+    SELECT e.record, e.chain FROM pass_index p JOIN event e ON e.seq = p.opened_seq WHERE p.run = ? ORDER BY p.number"""
+# Of each run: its passes, its calls, those unresolved, and its newest pass. Newest first.
+RUNS: Final = """
+    WITH newest AS (SELECT run, count(*) AS passes, max(opened_seq) AS seq FROM pass_index GROUP BY run)
+    SELECT n.run, n.passes, (SELECT count(*) FROM call_index c WHERE c.run = n.run),
+      (SELECT count(*) FROM call_index c WHERE c.run = n.run AND c.is_unresolved = 1), e.record, e.chain
+    FROM newest n JOIN event e ON e.seq = n.seq ORDER BY n.seq DESC LIMIT ?"""
+NEWEST_PASS_NUMBER: Final = "SELECT coalesce(max(number), 0) FROM pass_index WHERE run = ?"
+WRITE_PASS: Final = "INSERT INTO pass_index VALUES(?, ?, ?)"
 # The open occurrences of one lineage, newest first, each with every generation.
 OPEN_OF_LINEAGE: Final = """
     WITH touched AS (SELECT key, occurrence FROM call_index
@@ -76,9 +118,12 @@ UNFINISHED_CALLS: Final = "SELECT call_id FROM call_index WHERE is_unfinished = 
 
 ALL_CALLS: Final = "SELECT call_id FROM call_index ORDER BY call_id DESC"
 ALL_INDEX_ROWS: Final = "SELECT * FROM call_index ORDER BY call_id"
+ALL_PASS_ROWS: Final = "SELECT * FROM pass_index ORDER BY run, number"
 ALL_BODIES: Final = "SELECT digest, size FROM body ORDER BY id"
 SUM_BODIES: Final = "SELECT coalesce(sum(size), 0) FROM body"
-SCHEMA: Final = "SELECT sql, tbl_name = 'call_index' FROM sqlite_schema WHERE sql IS NOT NULL ORDER BY sql"
+SCHEMA: Final = (
+    "SELECT sql, tbl_name IN ('call_index', 'pass_index') FROM sqlite_schema WHERE sql IS NOT NULL ORDER BY sql"
+)
 FIND_BODY: Final = "SELECT chunks FROM body WHERE digest = ?"
 HAS_CHUNK: Final = "SELECT 1 FROM chunk WHERE digest = ?"
 ERASE_BODY: Final = "DELETE FROM body WHERE digest = ? RETURNING size"
@@ -92,9 +137,9 @@ FIND_CHUNK: Final = "SELECT frame FROM chunk WHERE digest = ?"
 
 WRITE_INDEX: Final = """
     INSERT INTO call_index VALUES(:call_id, :scope, :key, :occurrence, :generation, :epoch, :last_seq, :is_open,
-      :is_in_flight, :is_unfinished, :lineage)
+      :is_in_flight, :is_unfinished, :lineage, :run, :served_pass, :is_unresolved)
     ON CONFLICT(call_id) DO UPDATE SET epoch = :epoch, last_seq = :last_seq, is_open = :is_open,
-      is_in_flight = :is_in_flight, is_unfinished = :is_unfinished"""
+      is_in_flight = :is_in_flight, is_unfinished = :is_unfinished, served_pass = :served_pass, is_unresolved = :is_unresolved"""
 
 
 def text_of(stored: bytes) -> str:
@@ -140,7 +185,7 @@ def read_calls(rows: Iterable[Any]) -> list[Recorded]:
 
 
 def ledger_events(db: sqlite3.Connection) -> list[Event]:
-    """Epochs: the events that belong to no call."""
+    """Epochs and passes: the events that belong to no call."""
     return [recorded.event for recorded in read_events(db.execute(EVENTS_OF_LEDGER))]
 
 
@@ -169,7 +214,7 @@ def create_or_check(db: sqlite3.Connection, ledger_id: str, path: str) -> None:
             f"{path} has format {version}; this sendonce reads {FORMAT}. Use the version that wrote it."
         )
     found = db.execute(SCHEMA).fetchall()
-    if found != schema() and _beside_index(found) == _beside_index(schema()):
+    if found != schema() and beside_index(found) == beside_index(schema()):
         rebuild_index(db)  # it is the index of an earlier version, or somebody's: it is computed, never converted
     elif found != schema():
         raise StateDirError(
@@ -185,7 +230,7 @@ def schema() -> list[tuple[str, int]]:
         return db.execute(SCHEMA).fetchall()
 
 
-def _beside_index(rows: list[tuple[str, int]]) -> list[str]:
+def beside_index(rows: list[tuple[str, int]]) -> list[str]:
     return [sql for sql, is_index in rows if not is_index]
 
 
@@ -203,19 +248,26 @@ def write_index(db: sqlite3.Connection, state: CallState) -> None:
         "is_in_flight": state.superseded_by is None and state.evidence in IN_FLIGHT,
         "is_unfinished": state.superseded_by is None and state.evidence in UNFINISHED,
         "lineage": state.requested.lineage if state.requested else None,
+        "run": state.run,
+        "served_pass": state.served_pass,
+        "is_unresolved": state.superseded_by is None and state.duplicate_effect_risk,
     }
     db.execute(WRITE_INDEX, row)
 
 
 def rebuild_index(db: sqlite3.Connection) -> None:
-    """Drop the index and compute it again from all events; one transaction, on the writing connection."""
+    """Drop the indexes and compute them again from all events; one transaction, on the writing connection."""
     db.execute("BEGIN IMMEDIATE")
-    db.execute("DROP TABLE call_index")
+    for table in INDEXES:
+        db.execute(f"DROP TABLE IF EXISTS {table}")
     for statement in _sql("call_index.sql").split(";\n"):
         db.execute(statement)
     events = read_events(db.execute(ALL_EVENTS))
     for state in project(events, {}).values():
         write_index(db, state)
+    for recorded in events:
+        if isinstance(recorded.event, PassOpened):
+            db.execute(WRITE_PASS, (recorded.event.run, recorded.event.number, recorded.seq))
     db.execute("COMMIT")
 
 

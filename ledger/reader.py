@@ -15,7 +15,7 @@ from ledger import bodies, queries
 from ledger.calls import CallState
 from ledger.claims import KeyHistory
 from ledger.errors import StateDirError, UnreadableRecordError
-from ledger.events import Recorded
+from ledger.events import PassOpened, Recorded
 from ledger.ids import CallId, Digest, Head, Key, Scope
 from ledger.projection import project
 
@@ -37,13 +37,60 @@ class Reader:
         calls = project(events, self._epochs)
         return KeyHistory(tuple(calls.values()), Head(events[-1].seq, events[-1].chain), rows[0][4])
 
+    async def history_in_pass(self, scope: Scope, key: Key, number: int) -> KeyHistory:
+        """As `history`, for a request of this pass of its run; one statement, one snapshot."""
+        limit = queries.NEWEST_OCCURRENCES
+        rows = list(await self._db.execute_fetchall(queries.HISTORY_IN_PASS, (scope, key, limit, number)))
+        if not rows:
+            return KeyHistory((), None, 0)
+        events = queries.read_calls(rows)
+        calls = project(events, self._epochs)
+        return KeyHistory(tuple(calls.values()), Head(events[-1].seq, events[-1].chain), rows[0][4], rows[0][5])
+
+    async def newest_pass(self, run: str) -> PassOpened | None:
+        opened = await self._passes(queries.NEWEST_PASS, run)
+        return opened[0][1] if opened else None
+
+    async def passes(self, run: str) -> list[tuple[int, PassOpened]]:
+        """Every pass of the run and when it was opened (milliseconds since 1970), oldest first."""
+        return await self._passes(queries.PASSES_OF_RUN, run)
+
+    async def _passes(self, statement: str, run: str) -> list[tuple[int, PassOpened]]:
+        recorded = queries.read_events(await self._db.execute_fetchall(statement, (run,)))
+        return [(one.at_ms, one.event) for one in recorded if isinstance(one.event, PassOpened)]
+
+    async def runs(self, limit: int) -> list[tuple[str, int, int, int, int]]:
+        """Each run, newest first: its name, how many passes and calls, how many unresolved, when its newest pass was opened."""
+        rows = await self._db.execute_fetchall(queries.RUNS, (limit,))
+        return [(*row[:4], queries.read_events([row[4:]])[0].at_ms) for row in rows]
+
+    async def unresolved_of_run(self, run: str) -> list[CallState]:
+        """The run's calls of which nobody knows whether to send them again, oldest first; at most UNRESOLVED_RUN_CALLS."""
+        return await self._newest_of(queries.UNRESOLVED_OF_RUN, (run, queries.UNRESOLVED_RUN_CALLS))
+
+    async def jobs_of_run(self, run: str) -> list[CallState]:
+        """The run's calls that go on at the provider when they are answered. Reads every event of the run."""
+        return await self._newest_of(queries.JOBS_OF_RUN, (run,))
+
+    async def calls_of_run(self, run: str) -> list[tuple[CallState, list[Recorded]]]:
+        """Every call of the run with its events, oldest first."""
+        events = queries.read_calls(await self._db.execute_fetchall(queries.CALLS_OF_RUN, (run,)))
+        states = project(events, self._epochs)
+        of_call: dict[CallId, list[Recorded]] = {call: [] for call in states}
+        for recorded in events:
+            if recorded.call is not None:
+                of_call[recorded.call].append(recorded)
+        return [(states[call], of_call[call]) for call in sorted(states)]
+
+    async def _newest_of(self, statement: str, about: tuple[Any, ...]) -> list[CallState]:
+        rows = await self._db.execute_fetchall(statement, about)
+        calls = project(queries.read_calls(rows), self._epochs).values()
+        return sorted((state for state in calls if state.superseded_by is None), key=lambda state: state.call)
+
     async def lineage(self, scope: Scope, lineage: str) -> list[CallState]:
         """The newest call of each occurrence of this lineage that is not over, newest first."""
         limit = queries.OPEN_LINEAGE_CALLS
-        rows = await self._db.execute_fetchall(queries.OPEN_OF_LINEAGE, (scope, lineage, limit))
-        calls = project(queries.read_calls(rows), self._epochs).values()
-        newest = [state for state in calls if state.superseded_by is None]
-        return sorted(newest, key=lambda state: state.call, reverse=True)
+        return (await self._newest_of(queries.OPEN_OF_LINEAGE, (scope, lineage, limit)))[::-1]
 
     async def call(self, call: CallId) -> CallState | None:
         rows = await self._db.execute_fetchall(queries.GENERATIONS_OF_CALL, (call,))
@@ -101,7 +148,18 @@ class Reader:
         (version,) = await self._db.execute_fetchall("PRAGMA user_version")
         if version[0] != queries.FORMAT:
             return f"its format is {version[0]}, this sendonce reads {queries.FORMAT}"
-        return str(rows[0][0]) if rows[0][0] != "ok" or schema == queries.schema() else "its schema is another one"
+        if rows[0][0] != "ok" or schema == queries.schema():
+            return str(rows[0][0])
+        await self.check_index()
+        return "its schema is another one"
+
+    async def check_index(self) -> None:
+        """Raises StateDirError where only the index is another version's: it is no damage, and computed anew by the next start."""
+        schema = [tuple(row) for row in await self._db.execute_fetchall(queries.SCHEMA)]
+        if schema != queries.schema() and queries.beside_index(schema) == queries.beside_index(queries.schema()):
+            raise StateDirError(
+                "The index of the ledger is another version's. Start the proxy once: it computes the index anew, and nothing else changes."
+            )
 
     async def all_events(self) -> AsyncGenerator[tuple[str, str, CallId | None], None]:
         """(record, chain, the column call_id) in order, for whoever checks them."""
@@ -113,9 +171,16 @@ class Reader:
         """Newest first."""
         return [CallId(row[0]) for row in await self._db.execute_fetchall(queries.ALL_CALLS)]
 
-    async def index_rows(self) -> AsyncGenerator[dict[str, Any], None]:
+    def index_rows(self) -> AsyncGenerator[dict[str, Any], None]:
         """The index as it is stored, column by name, ordered by call."""
-        async with self._db.execute(queries.ALL_INDEX_ROWS) as cursor:
+        return self._rows(queries.ALL_INDEX_ROWS)
+
+    def pass_rows(self) -> AsyncGenerator[dict[str, Any], None]:
+        """The index over passes as it is stored, column by name, ordered by run and number."""
+        return self._rows(queries.ALL_PASS_ROWS)
+
+    async def _rows(self, statement: str) -> AsyncGenerator[dict[str, Any], None]:
+        async with self._db.execute(statement) as cursor:
             names = [column[0] for column in cursor.description]
             async for row in cursor:
                 yield dict(zip(names, row, strict=True))

@@ -18,9 +18,9 @@ from ledger.calls import CallState
 from ledger.claims import claim_fault
 from ledger.codec import chained, decode, encode
 from ledger.errors import ClaimLostError, ConflictError, IllegalTransitionError, StateDirError, UnrecordableEventError
-from ledger.events import AttemptStarted, CallRequested, EpochClosed, EpochOpened, Recorded
+from ledger.events import AttemptStarted, CallRequested, EpochClosed, EpochOpened, PassOpened, PassServed, Recorded
 from ledger.ids import NO_CHAIN, CallId, Digest, Head, Key, Scope
-from ledger.operations import Append, Appended, Stage
+from ledger.operations import Append, Appended, Entry, Stage
 from ledger.projection import fold
 from ledger.stages import Effect
 
@@ -133,8 +133,9 @@ class Store:
             head = Head(seq, chained(head.chain, record))
             item = Recorded(seq, head.chain, at_ms, entry.call, entry.attempt, entry.event)
             recorded.append((item, record))
+            state = (states.get(entry.call) or self.state(entry.call)) if entry.call is not None else None
+            self._check_pass(entry, state)
             if entry.call is not None:
-                state = states.get(entry.call) or self.state(entry.call)
                 states[entry.call] = folded = self._fold(state, item, op, states)
                 if state is None and (earlier := self._generation_before(folded, states)) is not None:
                     states[earlier.call] = replace(earlier, superseded_by=folded.call)
@@ -167,6 +168,22 @@ class Store:
         if (fault := claim_fault(event, earlier, max(last, *beside, 0))) is not None:
             raise IllegalTransitionError(fault)
 
+    def _check_pass(self, entry: Entry, state: CallState | None) -> None:
+        """A pass follows the one before, and gives nothing once another was opened: ConflictError. It gives its run's own calls."""
+        match entry.event:
+            case PassOpened(run=run, number=number) if number != self._newest_pass(run) + 1:
+                raise ConflictError(f"another start of the run {run} was first")
+            case PassServed(run=run, number=number) if number != self._newest_pass(run):
+                raise ConflictError(f"pass {number} of the run {run} is not its newest")
+            case PassServed(run=run) if state is not None and state.run != run:
+                raise IllegalTransitionError(f"{entry.call} is no call of the run {run}")
+            case _:
+                return
+
+    def _newest_pass(self, run: str) -> int:
+        (number,) = self._db.execute(queries.NEWEST_PASS_NUMBER, (run,)).fetchone()
+        return int(number)
+
     def _generation_before(self, opened: CallState, states: dict[CallId, CallState]) -> CallState | None:
         """What a new call supersedes: the newest earlier generation of its occurrence, in this operation or recorded."""
         if opened.generation == 1:
@@ -192,6 +209,8 @@ class Store:
         event = recorded.event
         if isinstance(event, EpochOpened):
             self.epochs[event.epoch] = event.protocol
+        if isinstance(event, PassOpened):
+            self._db.execute(queries.WRITE_PASS, (event.run, event.number, recorded.seq))
 
     # --- states and the index over them ----------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """The activity log and the metrics: what happened that the ledger, rightly, does not record. No witnesses (I4)."""
 
 import logging
+from collections import Counter as Counted
 from contextlib import suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -15,6 +16,19 @@ from proxy.views import instant
 
 LOG_LIMIT_BYTES: Final = 16 * 1024 * 1024  # one file; a few of them cover weeks of refusals
 LOG_FILES: Final = 4
+
+
+def refusals_of(path: Path, run: str) -> Counted[tuple[int, str]]:
+    """How often each pass of a run was refused, by code, as far as the log goes back. Marked as what it is: no witness."""
+    counted: Counted[tuple[int, str]] = Counted()
+    named = b'"run":"%b"' % run.encode()
+    for file in (*(path.with_name(f"{path.name}.{number}") for number in range(LOG_FILES - 1, 0, -1)), path):
+        with suppress(FileNotFoundError), file.open("rb") as lines:
+            for line in lines:
+                if named in line and line.endswith(b"\n"):
+                    row = orjson.loads(line)
+                    counted[row["pass"], row["code"]] += row["what"] == "refused"
+    return counted
 
 
 class _Quiet(RotatingFileHandler):

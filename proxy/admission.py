@@ -1,36 +1,33 @@
 """The admission table (semantics section 4) as one pure function: `decide`.
 
 Read it top down: an explicit key names one occurrence; a derived key stands for a multiset of occurrences, of which the
-request claims the oldest that is unclaimed, or a new one. `_by_stage` is the table's rows for one call. Whoever applies
-the decision does so with an append that names the head it was taken on; if another was first, it asks here again.
+request claims the oldest that is unclaimed, or a new one; within a run the next one in order (section 9). `rows` has the
+table's rows for one call. Whoever applies the decision does so with an append that names the head it was taken on; if another
+was first, it asks here again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
 from ledger.calls import CallState
 from ledger.claims import KeyHistory
-from ledger.events import Authority, WhyNew
+from ledger.events import Authority
 from ledger.ids import CallId, attempt_id
 from ledger.ladder import UNFINISHED, Evidence
 from ledger.stages import Effect, Stage
 from proxy.codes import Code
-from proxy.decisions import Ask, Attach, Forward, Live, Now, Policy, Refuse, Replay, Verdict, Wait
+from proxy.decisions import Ask, Attach, Forward, Live, Now, Place, Policy, Refuse, Replay, Verdict, Wait
+from proxy.rows import by_stage, next_generation, setting_for
 
 NOT_LIVE: Final = Live()
-CLIENT_ABORT: Final = "client_abort"  # `ended_by` of an attempt whose client was gone for too long
-GATEWAY_STATUSES: Final = frozenset({408, 502, 503, 504, *range(520, 530)})
-_CLOSED_BY: Final = {
-    Evidence.SERVED: Code.RESPONSE_LOST,
-    Evidence.PARKED: Code.PARKED,
-    Evidence.ERASED: Code.RESPONSE_ERASED,
-}
 
 
-def decide(ask: Ask, history: KeyHistory, live: Mapping[CallId, Live], policy: Policy, now: Now) -> Verdict:
+def decide(
+    ask: Ask, history: KeyHistory, live: Mapping[CallId, Live], policy: Policy, now: Now, place: Place | None = None
+) -> Verdict:
     """One request against the prior calls of its (scope, key). Pure; total over the table."""
-    verdict = _enforced(ask, history, live, policy, now)
+    verdict = _enforced(ask, history, live, policy, now, place)
     if now.form_differs and isinstance(verdict, Replay):
         verdict = Refuse(Code.FORM_DIFFERS, verdict.call)
     if policy.observes and isinstance(verdict, Refuse) and verdict.code is not Code.CORRUPTION:
@@ -42,125 +39,29 @@ def _observed(ask: Ask, history: KeyHistory, refused: Refuse, policy: Policy) ->
     """`mode = "observe"`: what is unresolved is continued on the setting's authority; anything else is another sample."""
     call, evidence = refused.call, {"would_refuse": refused.code, "would_refuse_for": refused.call.call}
     if refused.code in (Code.EFFECT_UNKNOWN, Code.EFFECT_HAPPENED):
-        plan = _next_generation(ask, call, "decision", Authority("setting", "mode", policy.config_digest))
+        plan = next_generation(ask, call, "decision", Authority("setting", "mode", policy.config_digest))
         return replace(plan, evidence=evidence)
     return Forward(history.last_occurrence + 1, 1, "second_sample", evidence=evidence)
 
 
-def _enforced(ask: Ask, history: KeyHistory, live: Mapping[CallId, Live], policy: Policy, now: Now) -> Verdict:
+def _enforced(
+    ask: Ask, history: KeyHistory, live: Mapping[CallId, Live], policy: Policy, now: Now, place: Place | None
+) -> Verdict:
     newest = [state for state in history.calls if state.superseded_by is None]
     if corrupt := next((state for state in newest if state.stage is Stage.CORRUPTION), None):
         return Refuse(Code.CORRUPTION, corrupt)
     if ask.key_source == "explicit":
         if not newest:
-            return Forward(1, 1, "first")
+            return _unless_diverged(Forward(1, 1, "first"), live, place)
         # There is another occurrence only where mode "observe" made one.
         call = max(newest, key=lambda state: (state.occurrence, state.generation))
-        return _by_stage(ask, call, live.get(call.call, NOT_LIVE), policy)
-    if (accepted := _already_accepted(ask, history)) is not None:
-        return _by_stage(ask, accepted, live.get(accepted.call, NOT_LIVE), policy)
+        return by_stage(ask, call, live.get(call.call, NOT_LIVE), policy)
+    accepted = _already_accepted(ask, history)
+    if accepted is not None and (place is None or accepted.occurrence <= place.position + 1):
+        return by_stage(ask, accepted, live.get(accepted.call, NOT_LIVE), policy)
+    if place is not None:
+        return _in_pass(ask, newest, live, policy, now, place)
     return _derived(ask, newest, history.last_occurrence, live, policy, now)
-
-
-# --- one call ----------------------------------------------------------------------------------------------------------
-
-
-def _by_stage(ask: Ask, call: CallState, live: Live, policy: Policy) -> Verdict:
-    """The rows of the table, for the newest call of one occurrence."""
-    if (differing := _differs(ask, call)) is not None:
-        return Refuse(differing, call)
-    if live.alive:
-        return _for_same_credential(ask, call, Attach(call.call))
-    match call.stage:
-        case Stage.REQUESTED | Stage.PREPARATION_FAILED | Stage.MANIFEST_RECORDED | Stage.NOT_SENT:
-            return _resume(ask, call, "resumed")
-        case Stage.EFFECT_UNKNOWN | Stage.EFFECT_HAPPENED:
-            return _unless_accepted(ask, call, policy)
-        case Stage.OBSERVED | Stage.INTERPRETED | Stage.ATTEMPT_COMPLETED:
-            return Wait("finished", (call.call,))
-        case Stage.SETTLED:
-            return _resume(ask, call, "decision", call.decision.authority if call.decision else None)
-        case Stage.COMPLETED:
-            return _completed(ask, call, policy)
-        case Stage.CLOSED:
-            return Refuse(_CLOSED_BY.get(call.evidence, Code.RESPONSE_LOST), call)
-        case Stage.CORRUPTION | Stage.SUPERSEDED:
-            return Refuse(Code.CORRUPTION, call)
-
-
-def _completed(ask: Ask, call: CallState, policy: Policy) -> Verdict:
-    match call.effect:
-        case Effect.HAPPENED if not _is_kept(call):
-            return Refuse(Code.RESPONSE_LOST, call)
-        case Effect.HAPPENED:
-            return _for_same_credential(ask, call, Replay(call))
-        case Effect.ABSENT:
-            return _resume(ask, call, "resumed")
-        case Effect.ANSWERED | Effect.UNKNOWN:
-            return _unless_accepted(ask, call, policy)
-
-
-def _differs(ask: Ask, call: CallState) -> Code | None:
-    """Another request under this key? Checked first: before any attempt it is drift, after one the key was reused."""
-    if call.manifest is None:
-        return None  # nothing was recorded to compare with
-    if call.manifest.intent_digest != ask.intent_digest:
-        return Code.KEY_REUSED if call.attempts else Code.DRIFT
-    return None
-
-
-def _for_same_credential(ask: Ask, call: CallState, verdict: Attach | Replay) -> Verdict:
-    """I9: an answer is given to the exact credential that asked for it."""
-    return verdict if call.caller_exact == ask.caller_exact else Refuse(Code.CALLER_CHANGED, call)
-
-
-def _unless_accepted(ask: Ask, call: CallState, policy: Policy) -> Verdict:
-    """A second effect is possible: only with the caller's word or a standing setting, and that goes on record."""
-    if call.attempt is None:  # not marked: there is no attempt that anybody could accept
-        return Refuse(Code.PROTOCOL_MARKER_INVALID, call)
-    if ask.accepts_attempt == attempt_id(call.call, call.attempt.number):
-        return _next_generation(ask, call, "decision", Authority("caller", "Sendonce-Accept"))
-    setting = setting_for(call)
-    if getattr(policy, setting):
-        return _next_generation(ask, call, "decision", Authority("setting", setting, policy.config_digest))
-    if call.stage is Stage.EFFECT_HAPPENED:
-        return Refuse(Code.EFFECT_HAPPENED, call)
-    return Refuse(Code.EFFECT_UNKNOWN, call)
-
-
-def setting_for(call: CallState) -> str:
-    """Which setting rules an unresolved call (semantics section 4)."""
-    observed = call.attempt.observed if call.attempt else None
-    cut = observed is not None and observed.observation == "partial" and observed.source == "live"
-    if observed and cut and observed.ended_by != CLIENT_ABORT:  # a client that left was not told of the cut
-        return "after_cut_stream"
-    if call.stage is Stage.COMPLETED and call.effect is Effect.ANSWERED:
-        return "after_server_error"
-    if call.stage is Stage.COMPLETED and observed and observed.status in GATEWAY_STATUSES:
-        return "after_gateway_error"
-    return "on_unknown"
-
-
-def _resume(ask: Ask, call: CallState, why: WhyNew, authority: Authority | None = None) -> Forward | Refuse:
-    """Not sent yet: what the client named beside the body has to be what was recorded (semantics section 8)."""
-    if call.manifest is not None and dict(call.manifest.context) != dict(ask.context):
-        return Refuse(Code.DRIFT, call)
-    return _next_generation(ask, call, why, authority)
-
-
-def _next_generation(ask: Ask, call: CallState, why: WhyNew, authority: Authority | None = None) -> Forward:
-    accepts = attempt_id(call.call, call.attempt.number) if call.effect is not Effect.ABSENT and call.attempt else None
-    differences = []
-    if call.manifest is not None:
-        differences = [] if call.manifest.body.digest == ask.body_digest else ["body"]
-        differences += [] if call.manifest.url == ask.url else ["url"]
-        differences += [] if dict(call.manifest.context) == dict(ask.context) else ["context"]
-    return Forward(call.occurrence, call.generation + 1, why, call, accepts, authority, differences=tuple(differences))
-
-
-def _is_kept(call: CallState) -> bool:
-    observed = call.attempt.observed if call.attempt else None
-    return observed is not None and (observed.body is None or observed.body.kept)
 
 
 def _already_accepted(ask: Ask, history: KeyHistory) -> CallState | None:
@@ -175,6 +76,44 @@ def _already_accepted(ask: Ask, history: KeyHistory) -> CallState | None:
         state for state in history.calls if state.occurrence == spent.occurrence and not state.superseded_by
     )
     return max(of_occurrence, key=lambda state: state.generation, default=None)
+
+
+# --- runs: a new start walks through what the earlier ones recorded ---------------------------------------------------
+
+
+def _in_pass(
+    ask: Ask, newest: list[CallState], live: Mapping[CallId, Live], policy: Policy, now: Now, place: Place
+) -> Verdict:
+    """A retry of what this pass was given is judged among that alone; any other request gets the next occurrence, if recorded."""
+    given = [state for state in newest if state.occurrence <= place.position]
+    verdict = _derived(ask, given, place.position, live, policy, now)
+    if not isinstance(verdict, Forward) or verdict.continues is not None:
+        return verdict
+    if (recorded := next((state for state in newest if state.occurrence == place.position + 1), None)) is not None:
+        return _of_occurrence(ask, recorded, live.get(recorded.call, NOT_LIVE), policy)
+    return _unless_diverged(verdict, live, place)
+
+
+def _unless_diverged(new: Forward, live: Mapping[CallId, Live], place: Place | None) -> Verdict:
+    """No earlier pass asked this. While one of theirs is unknown, it may be that one in other words: not to be paid again."""
+    if place is None or place.unresolved is None:
+        return new
+    if place.continues:
+        return replace(new, evidence={**new.evidence, "diverges_from": place.unresolved.call})
+    if live.get(place.unresolved.call, NOT_LIVE).alive:
+        return Wait("finished", (place.unresolved.call,))
+    return Refuse(Code.RUN_DIVERGED, place.unresolved)
+
+
+def obstacle(states: Iterable[CallState], number: int, policy_of: Callable[[CallState], Policy]) -> CallState | None:
+    """The first of a run's unresolved calls that an earlier pass than `number` left and that its settings would refuse."""
+    for state in states:
+        if (state.served_pass or 0) < number and state.superseded_by is None:
+            policy = policy_of(state)
+            refuses = not policy.observes and not getattr(policy, setting_for(state))
+            if state.stage is Stage.CORRUPTION or refuses:
+                return state
+    return None
 
 
 # --- derived keys: a multiset of occurrences ---------------------------------------------------------------------------
@@ -214,7 +153,7 @@ def _is_certain(ask: Ask, newest: list[CallState], now: Now) -> bool:
 def _of_occurrence(ask: Ask, state: CallState, live: Live, policy: Policy) -> Verdict:
     if live.alive and live.delivered and state.evidence in UNFINISHED:
         return Wait("finished", (state.call,))  # its client has the end; what that proved is being read
-    return _by_stage(ask, state, live, policy)
+    return by_stage(ask, state, live, policy)
 
 
 def _still_claimed(state: CallState, live: Live) -> Live:

@@ -133,8 +133,9 @@ CODES = {
     Code.RUN_DIVERGED: CodeRow(
         Group.FINAL,
         "The run took another way",
-        "sendonce did not send this request: the run asks for something new while the effect of a request"
-        " sent at {since} is unknown.",
+        "sendonce did not send this request: no earlier start of the run made it, and the effect of one that they sent at {since} is"
+        " unknown. It may be that one in other words: a clock, a random id or another tool result in its prompt makes a new request of"
+        " it. Settle that one, or start the run with --on-divergence continue.",
         _RECONCILE,
     ),
     Code.CORRUPTION: CodeRow(

@@ -4,6 +4,7 @@
 """
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,8 @@ from ledger.ids import CallId, Digest
 from ledger.operations import Append, Appended, Entry, Erased, Erasure
 from ledger.reader import Reader
 from ledger.writer import Writer
+from proxy.environment import behind
+from proxy.passes import BadRunError
 from proxy.reconcile.operator import OUTCOMES, DecisionRefusedError, Ruling, bundle
 from proxy.services import Services
 
@@ -39,7 +42,15 @@ class StagingError(Exception):
 def application(services: Services) -> web.Application:
     async def alive(_: web.Request) -> web.Response:
         calls = [flight.call for flight in services.registry.flights]
-        return _json({"epoch": services.epoch, "alive": calls, "admitting": services.admits})
+        return _json(
+            {
+                "epoch": services.epoch,
+                "alive": calls,
+                "admitting": services.admits,
+                "url": services.url,
+                "upstreams": {name: asdict(about) for name, about in behind(services.settings.upstreams).items()},
+            }
+        )
 
     async def reconcile(request: web.Request) -> web.Response:
         asked = await request.json()
@@ -69,7 +80,17 @@ def application(services: Services) -> web.Application:
 
     app = web.Application()
     app.add_routes([web.get("/alive", alive), web.post("/reconcile", reconcile), web.post("/prune", prune)])
+    app.add_routes([web.post("/passes", partial(_open_pass, services))])
     return app
+
+
+async def _open_pass(services: Services, request: web.Request) -> web.Response:
+    asked = await request.json()
+    try:
+        opened = await services.passes.open(asked["run"], asked["on_divergence"])
+    except (BadRunError, LedgerError) as refused:
+        return _json({"refused": str(refused)}, status=409)
+    return _json(asdict(opened) | {"url": services.url})
 
 
 async def erase(writer: Writer, op: Append) -> Erased:

@@ -101,4 +101,14 @@ class Wait:
     calls: tuple[CallId, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a request stands in a run (semantics section 9). `unresolved`: an earlier pass's call that the settings would refuse."""
+
+    number: int
+    position: int  # how many occurrences of its key this pass was given
+    unresolved: CallState | None = None
+    continues: bool = False  # `--on-divergence continue`: what is new is sent all the same
+
+
 Verdict = Forward | Attach | Replay | Refuse | Wait

@@ -179,6 +179,8 @@ class Forwarder:
             ]
             if head is not None and (resumed := manifest.resumed(plan, head)) is not None:
                 entries.append(Entry(call, None, resumed))
+            if (served := manifest.served(request, "resumed" if plan.resumed else "forwarded")) is not None:
+                entries.append(Entry(call, None, served))
             await self._writer.append(Append(tuple(entries), Expect(request.scope, request.key, head), packed))
 
     async def _start(self, flight: Flight, attempt: Attempt) -> None:

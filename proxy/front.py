@@ -3,8 +3,8 @@
 import hmac
 from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -22,6 +22,7 @@ from proxy.target import target_fault
 from proxy.upstream import Answer, AttemptFailed
 
 OWN_PREFIX: Final = "/_sendonce/"
+RUN_PREFIX: Final = "/run/"  # /run/RUN/PASS/UPSTREAM/…
 HEALTH: Final = OWN_PREFIX + "health"
 REFUSED: Final = (b"Sendonce-Disposition", b"refused")
 
@@ -67,7 +68,7 @@ class FrontDoor:
         self._check_token(target, headers)
         if target.startswith(OWN_PREFIX):
             return await self._own_endpoint(request, target)
-        route = self._route(target)
+        route = await self._route(target)
         if self._services.poisoned:
             raise DoorAnswer(Code.CANNOT_RECORD, route=route, close=True)
         if self._services.draining:
@@ -82,7 +83,7 @@ class FrontDoor:
     def _check_token(self, target: str, headers: RawHeaders) -> None:
         """Whoever reaches the port could spend the money of keys that clients leave here; health is nobody's secret."""
         expected = self._settings.caller_token
-        if expected is None or target == HEALTH:
+        if expected is None or target == HEALTH or target.startswith(RUN_PREFIX):  # a pass is a token of its own
             return
         if not hmac.compare_digest(find(headers, b"sendonce-token") or b"", expected.get_secret_value().encode()):
             raise DoorAnswer(Code.TOKEN_REQUIRED, close=True)
@@ -107,13 +108,26 @@ class FrontDoor:
     async def answer(self, request: web.BaseRequest, own: DoorAnswer) -> WireResponse:
         route = own.route
         column = refusals.column(route.upstream.family) if route else Column.OTHERS
-        self._services.activity.refused(route.name if route else "-", own.code)
+        self._services.activity.refused(route.name if route else "-", own.code, **of_pass(route))
         rendered = refusals.render(own.code, column, own.text)
         return await answer(request, rendered, (REFUSED,), close=own.close)
 
-    def _route(self, target: str) -> Route:
+    async def _route(self, target: str) -> Route:
         path, mark, query = target.partition("?")
-        name, slash, rest = path[1:].partition("/")
+        if not path.startswith(RUN_PREFIX):
+            return self._upstream_route(path[1:], mark + query)
+        run, _, rest = path.removeprefix(RUN_PREFIX).partition("/")
+        segment, _, rest = rest.partition("/")
+        within = await self._services.passes.named(run, segment)
+        if within is None and self._settings.caller_token is not None:
+            raise DoorAnswer(Code.STALE_PASS, close=True)  # whoever guesses at passes learns of no upstream
+        route = self._upstream_route(rest, mark + query)
+        if within is None:
+            raise DoorAnswer(Code.STALE_PASS, route=route, close=True)
+        return replace(route, within=within)
+
+    def _upstream_route(self, path: str, query: str) -> Route:
+        name, slash, rest = path.partition("/")
         if name not in self._settings.upstreams:
             known = ", ".join(f"/{name}/…" for name in sorted(self._settings.upstreams))
             raise DoorAnswer(
@@ -121,7 +135,7 @@ class FrontDoor:
                 f"There is no upstream {name[:64]!r} here. Send to one of {known}, or add it with --upstream.",
                 close=True,
             )
-        return Route(name, self._settings.upstreams[name], slash + rest + mark + query)
+        return Route(name, self._settings.upstreams[name], slash + rest + query)
 
     async def _body(self, request: web.BaseRequest, route: Route) -> RequestBody:
         limits, idle_s = self._settings.limits, self._settings.timeouts.client_body_idle_s
@@ -186,6 +200,12 @@ async def _earlier_answers_left(request: web.BaseRequest) -> None:
         await request.writer.drain()
     except ConnectionError as error:
         raise DoorAnswer(Code.BAD_FRAMING, close=True) from error  # nobody is there to read it
+
+
+def of_pass(route: Route | None) -> dict[str, Any]:
+    """What a line of the activity log says of a run, for the counts of its passes."""
+    within = route.within if route else None
+    return {"run": within.run, "pass": within.number} if within else {}
 
 
 def _checked_headers(headers: RawHeaders, route: Route) -> str | None:

@@ -26,7 +26,7 @@ from proxy.codes import Code
 from proxy.connections import descriptor_share, still_open
 from proxy.decisions import Attach, Forward, Now, Policy, Refuse, Replay, Wait
 from proxy.dialects.base import is_event_stream
-from proxy.front import BadBody, DoorAnswer, Entered, FrontDoor
+from proxy.front import BadBody, DoorAnswer, Entered, FrontDoor, of_pass
 from proxy.headers import RawHeaders
 from proxy.inflight import Recording
 from proxy.intentions import Intentions
@@ -37,6 +37,7 @@ from proxy.preparation import record_preparation_failure
 from proxy.replayer import replay
 from proxy.server import WireResponse, answer, relay
 from proxy.services import Services
+from proxy.standing import Standing
 from proxy.views import since_of
 
 DECISIONS_LIMIT: Final = 32  # decided again, for whatever reason; more means a storm, and 503 is kinder than spinning
@@ -52,7 +53,7 @@ class Ingress:
 
     def __init__(self, services: Services) -> None:
         self._services, self._door = services, FrontDoor(services)
-        self._intentions = Intentions(services)
+        self._intentions, self._standing = Intentions(services), Standing(services)
         self._large_body = asyncio.Semaphore(1)  # canonicalising takes several times a body's memory: one at a time
         self._flights_limit = descriptor_share()
         self._turns: WeakValueDictionary[tuple[Scope, Key], asyncio.Lock] = WeakValueDictionary()
@@ -132,14 +133,17 @@ class Ingress:
             await turn.enter_async_context(self._turn(asked))
             for _ in range(DECISIONS_LIMIT):
                 now = replace(now, at_ms=clock.now_ms(), owed_first_try=registry.owes(asked.scope, asked.key))
-                history = await self._services.reader.history(asked.scope, asked.key)
-                if registry.outran(history.calls, self._services.epoch):
+                history, place = await self._standing.of(asked)
+                about = (*history.calls, *((place.unresolved,) if place and place.unresolved else ()))
+                if registry.outran(about, self._services.epoch):
                     continue
-                verdict = decide(asked.ask, history, registry.live(history.calls), policy, now)
-                if not isinstance(verdict, Forward):
-                    return verdict
+                live = registry.live(about, place.number if place else None)
+                verdict = decide(asked.ask, history, live, policy, now, place)
                 with suppress(ConflictError):
-                    return await self._forward(request, asked, verdict, history.head, policy, turn)
+                    if isinstance(verdict, Forward):
+                        return await self._forward(request, asked, verdict, history.head, policy, turn)
+                    await self._standing.advance(asked, verdict, history)
+                    return verdict
         raise self._overloaded(asked)
 
     def _overloaded(self, asked: CallRequest) -> DoorAnswer:
@@ -179,7 +183,7 @@ class Ingress:
         flight = Flight(call, asked, spool, Recording(spool), asyncio.get_running_loop().create_future())
         disposition = "resumed" if plan.resumed else "forwarded"
         services.registry.enter(flight)
-        claimant = services.registry.claim(call, request.transport, disposition)
+        claimant = services.registry.claim(call, request.transport, disposition, asked.pass_number)
         flight.task = services.spawn(self._fly(flight, plan, head, policy))
         try:
             with flight.recording.reading():
@@ -214,7 +218,7 @@ class Ingress:
         flight = self._services.registry.flight(call)
         if flight is None:
             return None
-        claimant = self._services.registry.claim(call, request.transport, "attached")
+        claimant = self._services.registry.claim(call, request.transport, "attached", asked.pass_number)
         if flight.request.facts.stream != asked.facts.stream or asked.retells is not None:
             await flight.finished.wait()
             self._services.registry.release(claimant)
@@ -233,7 +237,7 @@ class Ingress:
         self, request: web.BaseRequest, asked: CallRequest, call: CallState, now: Now
     ) -> WireResponse | Now:
         """Now: decide again, for it cannot be made in the form that is asked for, or was erased meanwhile."""
-        claimant = self._services.registry.claim(call.call, request.transport, "replayed")
+        claimant = self._services.registry.claim(call.call, request.transport, "replayed", asked.pass_number)
         dialect, _ = dialect_of(self._services.settings, call)
         marks = (*_marks(call.call, "replayed"), (b"Idempotency-Replayed", b"true"))
         reader, again = self._services.reader, replace(now, form_differs=True)
@@ -268,7 +272,7 @@ class Ingress:
             next_operation=call.next_operation,
             options=self._services.command_options,
         )
-        self._services.activity.refused(asked.route.name, code, call=call.call)
+        self._services.activity.refused(asked.route.name, code, call=call.call, **of_pass(asked.route))
         return await answer(request, rendered, _marks(call.call, "refused"))
 
     async def _wait(self, wait: Wait, now: Now) -> Now:

@@ -15,7 +15,7 @@ from aiohttp import http_parser
 from ledger.codec import chained, decode
 from ledger.epochs import FileIdentity, StateDir, file_identity
 from ledger.errors import LedgerError
-from ledger.events import EpochOpened
+from ledger.events import EpochOpened, PassOpened
 from ledger.ids import NO_CHAIN, CallId, Digest, Key
 from ledger.operations import Append, Appended
 from ledger.queries import RESTORE
@@ -196,6 +196,7 @@ async def doctor(settings: Settings, state_dir: StateDir) -> list[Finding]:
         await _callers(state_dir),
         await _identity(state_dir),
         await _ledger(state_dir),
+        await _passes(state_dir),
         await _bodies(state_dir),
         _receipts(state_dir),
     ]
@@ -264,6 +265,23 @@ async def _ledger(state_dir: StateDir) -> Finding:
     except (LedgerError, sqlite3.DatabaseError) as error:
         return Finding("ledger", ok=False, says=f"{error}")
     return Finding("ledger", ok=True, says=f"{count} events, chain {chain[:16]}…")
+
+
+async def _passes(state_dir: StateDir) -> Finding:
+    """The index over passes says which start of a run is its newest: it is what the events give, at one moment."""
+    try:
+        async with open_reader(state_dir.ledger) as reader, reader.snapshot():
+            stored = [(row["run"], row["number"], row["opened_seq"]) async for row in reader.pass_rows()]
+            recorded = await reader.ledger_events()
+    except (LedgerError, sqlite3.DatabaseError) as error:
+        return Finding("passes", ok=False, says=f"{error}. {RESTORE}")
+    opened = sorted((one.event.run, one.event.number, one.seq) for one in recorded if isinstance(one.event, PassOpened))
+    if stored != opened:
+        says = (
+            f"the index over passes has {len(stored)} rows and is not what the {len(opened)} openings give. {RESTORE}"
+        )
+        return Finding("passes", ok=False, says=says)
+    return Finding("passes", ok=True, says=f"{len(opened)} passes, each as it was opened")
 
 
 async def _bodies(state_dir: StateDir) -> Finding:

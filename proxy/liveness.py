@@ -71,6 +71,7 @@ class Claimant:
     call: CallId
     transport: asyncio.Transport | None
     disposition: str
+    pass_number: int | None = None  # which start of its run asked
     whole: bool = False  # the end was written
     is_stream: bool = False
     acknowledged: bool = False  # the peer's kernel has every byte of it
@@ -102,7 +103,7 @@ class Claimant:
 class Registry:
     """Single-threaded: all calls come from the event loop."""
 
-    def __init__(self, on_delivery: Callable[[CallId, DeliveredHow, str], None], abandon_after_s: float) -> None:
+    def __init__(self, on_delivery: Callable[[Claimant, DeliveredHow], None], abandon_after_s: float) -> None:
         """`abandon_after_s`: how long a call whose last client has gone is still worked for."""
         self._on_delivery, self._abandon_after_s = on_delivery, abandon_after_s
         self._flights: dict[CallId, Flight] = {}
@@ -110,7 +111,7 @@ class Registry:
         self._of_connection: dict[asyncio.Transport, Claimant] = {}
         self._changed = asyncio.Event()  # replaced at each change: whoever waited wakes and looks again
         self._owed: OrderedDict[tuple[Scope, Key], Owed] = OrderedDict()
-        self._delivered: OrderedDict[CallId, None] = OrderedDict()
+        self._delivered: OrderedDict[tuple[CallId, int | None], None] = OrderedDict()
 
     # --- flights ---------------------------------------------------------------------------------------------------
 
@@ -140,14 +141,16 @@ class Registry:
             for flight in self._flights.values()  # who left while waiting for a turn is never sent
         )
 
-    def live(self, states: Iterable[CallState]) -> dict[CallId, Live]:
+    def live(self, states: Iterable[CallState], pass_number: int | None = None) -> dict[CallId, Live]:
+        """Within a run only what clients of this pass hold and got counts."""
         found = {}
         for state in states:
-            claimants = self._claimants.get(state.call, [])
+            claimants = [each for each in self._claimants.get(state.call, []) if each.pass_number == pass_number]
             found[state.call] = Live(
                 alive=state.call in self._flights,
                 claimed=any(claimant.holds for claimant in claimants),
-                delivered=state.call in self._delivered or any(claimant.delivered for claimant in claimants),
+                delivered=(state.call, pass_number) in self._delivered
+                or any(claimant.delivered for claimant in claimants),
             )
         return found
 
@@ -166,8 +169,10 @@ class Registry:
 
     # --- claimants -------------------------------------------------------------------------------------------------
 
-    def claim(self, call: CallId, transport: asyncio.Transport | None, disposition: str) -> Claimant:
-        claimant = Claimant(call, transport, disposition)
+    def claim(
+        self, call: CallId, transport: asyncio.Transport | None, disposition: str, pass_number: int | None = None
+    ) -> Claimant:
+        claimant = Claimant(call, transport, disposition, pass_number)
         if transport is None:  # the client has gone already: it claims nothing
             self._abandon_if_unwatched(call)
             return claimant
@@ -218,10 +223,10 @@ class Registry:
     def _end(self, claimant: Claimant, how: DeliveredHow) -> None:
         self._forget(claimant)
         if how != "no":
-            self._delivered[claimant.call] = None
+            self._delivered[claimant.call, claimant.pass_number] = None
             if len(self._delivered) > DELIVERED_REMEMBERED:
                 self._delivered.popitem(last=False)
-        self._on_delivery(claimant.call, how, claimant.disposition)
+        self._on_delivery(claimant, how)
 
     def _forget(self, claimant: Claimant) -> None:
         claimants = self._claimants[claimant.call]

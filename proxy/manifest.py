@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Final
 from urllib.parse import urlsplit
 
-from ledger.events import Body, CallManifest, CallRequested, CallResumed, KeySource, Pairs
+from ledger.events import Body, CallManifest, CallRequested, CallResumed, KeySource, Pairs, PassServed, ServedBy
 from ledger.ids import CallId, Digest, Head, Key, Scope
 from proxy import clients, keys, retelling
 from proxy.clients import ClientProfile
@@ -30,12 +30,23 @@ REQUEST_ID_HEADER: Final = b"X-Client-Request-Id"  # OpenAI's support can look i
 
 
 @dataclass(frozen=True, slots=True)
+class OpenPass:
+    """One start of a run, as its newest `pass.opened` says. `continues`: what is new is sent even beside something unknown."""
+
+    run: str
+    number: int
+    token_digest: str
+    continues: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Route:
     """Which upstream, and what follows its prefix in the target."""
 
     name: str
     upstream: UpstreamSettings
     rest: str
+    within: OpenPass | None = None  # the pass of a run that its base URL names
 
     @property
     def provider_target(self) -> str:
@@ -82,6 +93,10 @@ class CallRequest:
         return replace(self, key=key, intent_digest=intent, certain_retry=True, retells=retold)
 
     @property
+    def pass_number(self) -> int | None:
+        return self.route.within.number if self.route.within else None
+
+    @property
     def ask(self) -> Ask:
         return Ask(
             self.key_source,
@@ -100,7 +115,7 @@ class CallRequest:
 def scope_and_caller(secret: bytes, route: Route, headers: RawHeaders) -> tuple[Scope, keys.Caller]:
     query = route.provider_target.partition("?")[2]
     caller = keys.caller_fingerprint(secret, headers, query, route.upstream.caller.identity)
-    return Scope(keys.scope(caller, route.name)), caller
+    return Scope(keys.scope(caller, route.name, route.within.run if route.within else None)), caller
 
 
 def read(
@@ -121,7 +136,7 @@ def read(
     kind = media_type(headers)
     form = form_of(body.pieces(), find(headers, b"content-type") or b"")
     document = body.whole() if form is None and keys.is_read(body, kind) else None
-    canonical = keys.canonical_body(body, document, form, profile)
+    canonical = keys.canonical_body(body, document, form, profile, across_starts=route.within is not None)
     intent = keys.canonical_digest(secret, method, recorded, canonical)
     derived = None if explicit else keys.derive_key(secret, dialect.name, method, recorded, headers, canonical)
     facts = _facts(dialect, target, document, form)
@@ -221,6 +236,12 @@ def resumed(plan: Forward, head: Head) -> CallResumed | None:
         return None
     compared = ("method", "url", "canonical_body", "body", "context")
     return CallResumed(plan.continues.call, compared, plan.differences, head.seq, head.chain)
+
+
+def served(request: CallRequest, disposition: ServedBy) -> PassServed | None:
+    """Within a run: that its pass was given the call."""
+    within = request.route.within
+    return PassServed(within.run, within.number, disposition) if within else None
 
 
 def as_pairs(headers: RawHeaders) -> Pairs:

@@ -15,6 +15,7 @@ from proxy.forwarder import Forwarder
 from proxy.interpreter import Interpreter
 from proxy.liveness import Registry
 from proxy.outbound import Outbound
+from proxy.passes import Passes
 from proxy.preserve import Preserver
 from proxy.settings import Settings
 
@@ -36,8 +37,10 @@ class Services:
     interpreter: Interpreter
     activity: Activity
     reserve: Reserve
+    passes: Passes
     fatal: "asyncio.Future[BaseException]"
     command_options: str  # what a command printed for this proxy's user must end with
+    url: str = ""  # where it listens, once it does
     draining: bool = False
     _tasks: set["asyncio.Task[None]"] = field(default_factory=set)
 

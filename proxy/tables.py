@@ -22,14 +22,17 @@ UNRESOLVED_SHOWN: Final = 10  # a screen's worth
 
 def announce(services: Services, sock: socket.socket) -> None:
     """Where it listens, where it records, and the line to set in each SDK."""
-    host, port = sock.getsockname()[:2]
-    scheme = "http" if services.settings.tls_cert is None else "https"
-    base = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+    del sock
+    base = services.url
     print(f"sendonce listens on {base}, epoch {services.epoch}")
     print(f"state dir {services.state_dir.root}")
     print(f"  OPENAI_BASE_URL={base}/openai/v1")
     print(f"  ANTHROPIC_BASE_URL={base}/anthropic")
     print(f"  others: {', '.join(f'{base}/{name}' for name in services.settings.upstreams)}", flush=True)
+
+
+def announce_nothing(services: Services, sock: socket.socket) -> None:
+    """A replacement listens where the first one did."""
 
 
 # Heading, field, narrowest terminal that shows it. Ids, stages and operations are never folded: they are copied and grepped.
@@ -161,6 +164,36 @@ def detail(console: Console, document: dict[str, Any]) -> None:
         succeeds = f" --succeeds {document['decisions'][-1]['seq']}" if document["decisions"] else ""
         command = f"sendonce reconcile {document['call_id']}{options}{succeeds}"
         _say(console, "next", f'{command} --reason "…" --park  # or --served, --not-served, --accept-duplicate')
+
+
+def pass_sentence(run: str, row: dict[str, Any]) -> str:
+    usage = ", ".join(f"{name} {count}" for name, count in row["usage"].items()) or "nothing counted"
+    return (
+        f"run {run}, pass {row['pass']}: {row['sent']} sent, {row['replayed'] + row['attached']} from the record, "
+        f"{row['refused']} refused, {row['diverged']} diverged; spent: {usage}"
+    )
+
+
+def runs(console: Console, rows: list[dict[str, Any]]) -> None:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in ("run", "passes", "calls", "unresolved", "newest pass"):
+        table.add_column(heading, no_wrap=True, overflow="ignore")
+    for row in rows:
+        cells = (row["run"], row["passes"], row["calls"], row["unresolved"], row["newest_pass_at"])
+        table.add_row(*(Text(str(cell)) for cell in cells), style="red" if row["unresolved"] else None)
+    console.print(table if rows else "No runs.")
+
+
+def run_detail(console: Console, document: dict[str, Any]) -> None:
+    for row in document["passes"]:
+        console.print(f"{row['opened_at']}  {pass_sentence(document['run'], row)}", markup=False)
+    console.print("(refusals are counted from the activity log, which is rotated and is no witness)")
+    options = command_options(Path(document["state_dir"]))
+    for gate in document["gates"]:
+        what = "in flight" if gate["alive"] else gate["code"]
+        console.print(f"{what}: {gate['sentence']}", style="red", markup=False)
+        if gate["call"] is not None and not gate["alive"]:
+            _say(console, "next", f"sendonce show {gate['call']}{options}")
 
 
 def findings(console: Console, rows: list[dict[str, Any]]) -> None:

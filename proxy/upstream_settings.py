@@ -16,6 +16,8 @@ Choice = Literal["refuse", "accept"]
 Mode = Literal["enforce", "observe"]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 HeaderName = Annotated[str, Field(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")]  # a token, RFC 9110 section 5.6.2
+VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+VariablePath = Annotated[str, Field(pattern=r"^(/[^?#\s]*)?$")]
 Count = Annotated[int, Field(gt=0, le=2**20)]
 _VERSION: Final = re.compile(r"/v\d+[a-z]*\d*$")
 _EGRESS: Final = re.compile(r"http://(?:[^/?#@\s]+@)?[^/?#@\s:]+:(\d{1,5})/?")
@@ -99,6 +101,7 @@ class UpstreamSettings(Strict):
     gateway: bool = False
     answered_statuses: frozenset[Annotated[int, Field(ge=400, le=599)]] = frozenset()
     policy: dict[EndpointClass, PolicySettings] = {}
+    environment: dict[VariableName, VariablePath] = {}  # set by `sendonce run`: variable of an SDK -> path behind /NAME
 
     @field_validator("policy")
     @classmethod

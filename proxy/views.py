@@ -81,6 +81,8 @@ def call_row(call: CallState, alive: bool | None) -> dict[str, Any]:
     return {
         "call_id": call.call,
         "scope": call.scope,
+        "run": call.run,
+        "pass": call.served_pass,
         "key": call.key,
         "key_source": call.key_source,
         "client": call.requested.client if call.requested else None,

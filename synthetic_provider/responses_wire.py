@@ -113,6 +113,8 @@ def _arguments(ask: Ask) -> str:
 
 
 def responses(ask: Ask) -> JsonObject:
+    if ask.body.get("background") is True:  # it is answered at once and goes on; streamed ones are not imitated
+        return {**_response(ask, "queued", []), "background": True}
     output = [_message(ask, part, "completed", [_part(text)]) for part, text in enumerate(part_texts(ask))]
     if ask.behaviour.tool_call:
         output.append(_call(ask, "completed", _arguments(ask)))

@@ -21,6 +21,7 @@ from ledger.verifier.bundle import (
 )
 from ledger.verifier.calls import Call
 from ledger.verifier.fold import Ledger
+from ledger.verifier.passes import PASS_SWEEPS
 from ledger.verifier.receipts import CHAINED, PLACED, RECEIPT_CHECKS, RECEIPT_SWEEPS, WHOLE, forgiven, read_receipts
 from ledger.verifier.records import PROVIDER_MAY_LACK, PROVIDER_READS, event_of, shaped
 from ledger.verifier.report import Claim, Notebook, Report, Sweep
@@ -213,6 +214,7 @@ SWEEPS = (
         provider,
     ),
     INDEX_SWEEP,
+    *PASS_SWEEPS,
 )
 CLAIMS: tuple[Claim, ...] = (
     *(OPENED, INVENTORY, LINKED, SHAPED),

@@ -21,9 +21,10 @@ INTEGER_LIMIT = 1 << 63  # SQLite's; beyond it nothing honest counts
 BUNDLE_VERSION = 1
 FORMAT_VERSION = 1
 EVENTS, INDEX, INSPECTIONS, PROVIDER = "events.jsonl", "index.jsonl", "inspections.jsonl", "provider_receipts.jsonl"
-REQUIRED = (EVENTS, INDEX, INSPECTIONS)
+PASSES = "passes.jsonl"
+REQUIRED = (EVENTS, INDEX, PASSES, INSPECTIONS)
 KNOWN_PATHS = re.compile(
-    r"events\.jsonl|index\.jsonl|inspections\.jsonl|provider_receipts\.jsonl|receipts/[0-9]{6}\.jsonl|bodies/[0-9a-f]{64}"
+    r"(events|index|passes|inspections|provider_receipts)\.jsonl|receipts/[0-9]{6}\.jsonl|bodies/[0-9a-f]{64}"
 )
 DIGEST = re.compile(r"[0-9a-f]{64}")
 ABOUT = {"bundle", "format", "ledger_id", "made_at", "owner", "head", "receipts_through", "unreadable", "files"}

@@ -11,6 +11,7 @@ from ledger.verifier.records import Event
 
 STAY = ""  # legal, and the evidence remains
 D = {"call.delivered": STAY}
+P = {"pass.served": STAY}
 L = {"late": STAY}
 W = {"attempt.witnessed": "witnessed"}
 B = {"body.erased": STAY}
@@ -29,19 +30,19 @@ LADDER: dict[str, dict[str, str]] = {
     "nothing": {"call.requested": "requested"} | W,
     "requested": {"call.manifest": "manifest", "call.preparation_failed": "preparation_failed"} | ABANDONED | W,
     "preparation_failed": D,
-    "manifest": {"call.resumed": STAY} | STARTED | ABANDONED | W | B,
-    "abandoned": D | B,
-    "started": {"attempt.acknowledged": "acknowledged", "not_sent": "not_sent"} | O | W | R | D | B,
-    "acknowledged": ANSWER | R | D | B,
-    "not_sent": STARTED | W | D | B,
-    "lost": R | D | L | B,
-    "partial": R | D | L | B,
+    "manifest": {"call.resumed": STAY} | STARTED | ABANDONED | W | P | B,
+    "abandoned": D | P | B,
+    "started": {"attempt.acknowledged": "acknowledged", "not_sent": "not_sent"} | O | W | R | D | P | B,
+    "acknowledged": ANSWER | R | D | P | B,
+    "not_sent": STARTED | W | D | P | B,
+    "lost": R | D | P | L | B,
+    "partial": R | D | P | L | B,
     "witnessed": W | R | L | B,
-    "response": INTERPRETED | D | B,
-    "interpreted": INTERPRETED | {"attempt.retry_decided": "retry_decided"} | D | B,
-    "retry_decided": {"attempt.completed": "attempt_completed"} | D | B,
-    "attempt_completed": {"call.completed": "completed"} | D | B,
-    "completed": AGAIN | {"body.erased": "erased"} | R | D | L,
+    "response": INTERPRETED | D | P | B,
+    "interpreted": INTERPRETED | {"attempt.retry_decided": "retry_decided"} | D | P | B,
+    "retry_decided": {"attempt.completed": "attempt_completed"} | D | P | B,
+    "attempt_completed": {"call.completed": "completed"} | D | P | B,
+    "completed": AGAIN | {"body.erased": "erased"} | R | D | P | L,
     "decided_served": {"recovered": "response"} | R | D | L | B,
     "decided_not_served": R | D | L | B,
     "decided_accept_duplicate": R | D | L | B,
@@ -132,7 +133,9 @@ class Call:
     client_request_id: str | None = None
     attempts: dict[int, Attempt] = field(default_factory=dict)
     newest: int = 0
-    delivered: list[str] = field(default_factory=list)
+    why_new: str | None = None  # of its claim; null: witnessed only
+    passes: tuple[int, ...] = ()  # of its run, that were given it, in order
+    delivered: list[str] = field(default_factory=list)  # in a run: to the newest of those
     decision: str | None = None
     decision_seq: int | None = None
     last_seq: int = 0
@@ -151,6 +154,20 @@ class Call:
     def group(self) -> tuple[str, str, int]:
         assert self.identity is not None
         return self.identity["scope"], self.identity["key"], self.identity["occurrence"]
+
+    @property
+    def run(self) -> str | None:
+        """What stands in its scope behind the upstream and the caller."""
+        parts = self.identity["scope"].split("/", 2) if self.identity is not None else []
+        return parts[2] if len(parts) == len(("upstream", "caller", "run")) else None
+
+    @property
+    def served_pass(self) -> int | None:
+        return self.passes[-1] if self.passes else None
+
+    @property
+    def risk(self) -> bool:
+        return self.next_operation == "reconcile_effect" or self.stage == "corruption"
 
     @property
     def succeeded_head(self) -> bool:
@@ -199,14 +216,12 @@ class Call:
 
     def row(self, alive: object) -> dict[str, Any]:
         """What a row of `sendonce calls` says of this call, but for the fields for people."""
-        next_operation = self.next_operation
-        risk = next_operation == "reconcile_effect" or self.stage == "corruption"
         judged = {
             "call_id": self.call_id,
             "stage": self.stage,
             "effect": self.effect,
-            "next_operation": "none" if alive is True else next_operation,
-            "duplicate_effect_risk": risk and alive is not True,
+            "next_operation": "none" if alive is True else self.next_operation,
+            "duplicate_effect_risk": self.risk and alive is not True,
             "superseded_by": self.superseded_by,
         }
         if self.corrupt or self.identity is None:
@@ -216,6 +231,8 @@ class Call:
             judged
             | {name: self.identity[name] for name in names}
             | {
+                "run": self.run,
+                "pass": self.served_pass,
                 "attempts": len(self.attempts),
                 "delivered": self.delivered,
                 "decision": self.decision,
@@ -255,6 +272,9 @@ class Call:
             "is_in_flight": int(not superseded and self.evidence in IN_FLIGHT),
             "is_unfinished": int(not superseded and self.evidence in UNFINISHED),
             "lineage": self.lineage,
+            "run": self.run,
+            "served_pass": self.served_pass,
+            "is_unresolved": int(not superseded and self.risk),
         }
 
 

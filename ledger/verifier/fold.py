@@ -22,7 +22,7 @@ class Epoch:
     lineage: str
     receipts: int
     receipts_chain: str
-    config_digest: str
+    config_digests: set[str]  # of every configuration it has had so far
     accepted: str | None  # lost_tail or copy
 
 
@@ -45,6 +45,9 @@ class Ledger:
     newest_epoch: Epoch | None = None
     acceptances: list[Epoch] = field(default_factory=list)  # an operator accepted a loss for each of them
     accepted_receipts: int = 0  # the furthest position of those
+    passes: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # of a run, as opened: number and seq
+    unrefused: set[tuple[str, str, int]] = field(default_factory=set)  # occurrences that only mode "observe" let begin
+    given: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)  # of a key: its last pass, how many
     observations: dict[int, tuple[str, int | None, str | None]] = field(default_factory=dict)  # by seq
     bodies: dict[str, Body] = field(default_factory=dict)  # those that an event keeps, by digest
     texts: dict[str, str] = field(default_factory=dict)  # scopes, upstreams and callers, each held once
@@ -63,9 +66,22 @@ class Ledger:
             return None
         return self.links[(seq - 1) * LINK_BYTES : seq * LINK_BYTES].hex()
 
+    def newest_pass(self, run: str | None) -> int:
+        """Its number; 0 where none was opened."""
+        opened = self.passes.get(run or "")
+        return opened[-1][0] if opened else 0
+
+    def position(self, call: Call, number: int) -> int:
+        """How many occurrences of the call's key the pass of that number was given."""
+        last, count = self.given.get(call.group[:2], (0, 0))
+        return count if last == number else 0
+
     def apply(self, event: Event) -> None:
         self.links += bytes.fromhex(event.link)
         self.newest = event
+        if event.kind == "pass.opened":
+            self.passes.setdefault(event.data["run"], []).append((event.data["number"], event.seq))
+            return
         if event.call is None:
             self._turn_epoch(event)
             return
@@ -87,6 +103,10 @@ class Ledger:
         if event.kind == "epoch.closed":
             self.open_epoch = None
             return
+        if event.kind == "epoch.configured":
+            if self.newest_epoch is not None and data["epoch"] == self.open_epoch:
+                self.newest_epoch.config_digests.add(data["config_digest"])
+            return
         self.open_epoch = data["epoch"]
         epoch = self.epochs[data["epoch"]] = Epoch(
             number=data["epoch"],
@@ -95,7 +115,7 @@ class Ledger:
             lineage=data["receipts_lineage"],
             receipts=data["receipts_count"],
             receipts_chain=data["receipts_chain"],
-            config_digest=self.texts.setdefault(data["config_digest"], data["config_digest"]),
+            config_digests={data["config_digest"]},
             accepted=data["accepted"],
         )
         self.newest_epoch = epoch
@@ -136,12 +156,15 @@ def requested(ledger: Ledger, call: Call, event: Event) -> None:
     epoch = ledger.epochs.get(data["epoch"])
     call.marked = call.marked or (epoch is not None and epoch.marked)
     call.epoch, call.continues, call.lineage = data["epoch"], data["continues"], data["lineage"]
+    call.why_new = data["why_new"]
     call.endpoint_class = ledger.texts.setdefault(data["endpoint_class"], data["endpoint_class"])
     continued = ledger.calls.get(data["continues"]) if data["continues"] else None
     call.further_effects = (data["accepts_attempt"] is not None and data["authority"] is not None) + (
         continued is not None and continued.decision == "not_served"
     )
     ledger.identify(call, data)
+    if "would_refuse" in (data["evidence"] or {}) and call.identity is not None:
+        ledger.unrefused.add(call.group)
 
 
 def manifest(ledger: Ledger, call: Call, event: Event) -> None:
@@ -209,8 +232,19 @@ def interpreted(_: Ledger, call: Call, event: Event) -> None:
         attempt.effect, attempt.outcome = event.data["effect"], event.data["outcome"]
 
 
+def served(ledger: Ledger, call: Call, event: Event) -> None:
+    """A pass is delivered to anew."""
+    number = event.data["number"]
+    if number != call.served_pass:
+        call.passes, call.delivered = (*call.passes, number), []
+    if call.identity is not None:
+        position = max(ledger.position(call, number), call.identity["occurrence"])
+        ledger.given[call.group[:2]] = (number, position)
+
+
 def delivered(_: Ledger, call: Call, event: Event) -> None:
-    call.delivered.append(event.data["how"])
+    if event.data["pass_number"] == call.served_pass:
+        call.delivered.append(event.data["how"])
 
 
 def decided(_: Ledger, call: Call, event: Event) -> None:
@@ -234,6 +268,7 @@ RECORDS: dict[str, Callable[[Ledger, Call, Event], None]] = {
     "attempt.acknowledged": acknowledged,
     "attempt.observed": observed,
     "attempt.interpreted": interpreted,
+    "pass.served": served,
     "call.delivered": delivered,
     "reconcile.decided": decided,
     "body.erased": erased,

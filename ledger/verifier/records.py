@@ -10,6 +10,7 @@ from ledger.verifier.bundle import Unreadable, is_count, is_digest
 Shape = Callable[[object], bool]
 
 CALL_ID = re.compile(r"call_[0-9a-f]{28}")
+RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 MARKER = "started-before-send/1"
 KIND_VERSION = 1  # of every kind's data in format 1
 
@@ -52,6 +53,15 @@ def call_id(value: object) -> bool:
     return isinstance(value, str) and CALL_ID.fullmatch(value) is not None
 
 
+def run(value: object) -> bool:
+    return isinstance(value, str) and RUN.fullmatch(value) is not None
+
+
+def tally(value: object) -> bool:
+    """How many of each word, of those that are there."""
+    return isinstance(value, dict) and all(number(count) for count in value.values())
+
+
 def words(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(word, str) for word in value)
 
@@ -87,6 +97,7 @@ EVENTS: dict[str, dict[str, Shape]] = {
         "config_digest": text, "secret_check": text, "receipts_lineage": text, "receipts_count": is_count,
         "receipts_chain": is_digest, "accepted": maybe(one_of("lost_tail copy")), "accepted_reason": maybe(text),
     },
+    "epoch.configured": {"epoch": number, "config_digest": text},
     "epoch.closed": {"epoch": number, "by": one_of("self successor")},
     "call.requested": {
         **KEY, "epoch": number, "upstream": text, "endpoint_class": text, "dialect": text, "caller": text,
@@ -118,7 +129,7 @@ EVENTS: dict[str, dict[str, Shape]] = {
     "attempt.retry_decided": {"decision": one_of("stop"), "authority": text},
     "attempt.completed": {},
     "call.completed": {"outcome": text},
-    "call.delivered": {"how": one_of("next_request fin acked no"), "disposition": maybe(text)},
+    "call.delivered": {"how": one_of("next_request fin acked no"), "disposition": maybe(text), "pass_number": maybe(number)},
     "attempt.witnessed": {
         **KEY, "upstream": text, "caller_exact": text, "request_digest": maybe(is_digest), "receipt": number,
     },
@@ -131,7 +142,13 @@ EVENTS: dict[str, dict[str, Shape]] = {
         "head_seq": is_count, "head_chain": is_digest, "succeeds": maybe(number),
     },
     "body.erased": {"digest": is_digest, "which": one_of("request response"), "why": text, "by": anything},
+    "pass.opened": {
+        "run": run, "number": number, "token_digest": is_digest, "on_divergence": one_of("refuse continue"),
+        "head_seq": is_count, "head_chain": is_digest, "gates": tally,
+    },
+    "pass.served": {"run": run, "number": number, "disposition": one_of("forwarded resumed attached replayed")},
 }  # fmt: skip
+OF_LEDGER = frozenset({"epoch.opened", "epoch.configured", "epoch.closed", "pass.opened"})  # of no call
 RECORD_FIELDS = ["seq", "at", "kind", "v", "call", "attempt", "data"]
 
 WITNESS: dict[str, Shape] = {
@@ -143,7 +160,9 @@ SEGMENT: dict[str, Shape] = {"n": number, "kind": text, "lineage": text, "ledger
 INDEX_ROW: dict[str, Shape] = {
     "call_id": call_id, "scope": text, "key": text, "occurrence": number, "generation": number, "epoch": maybe(number),
     "last_seq": number, "is_open": bit, "is_in_flight": bit, "is_unfinished": bit, "lineage": maybe(text),
+    "run": maybe(run), "served_pass": maybe(number), "is_unresolved": bit,
 }  # fmt: skip
+PASS_ROW: dict[str, Shape] = {"run": run, "number": number, "opened_seq": number}
 INSPECTION: dict[str, Shape] = {
     "what": one_of("calls show refusal"), "head": anything, "head_after": anything, "document": anything,
 }  # fmt: skip
@@ -152,7 +171,11 @@ PROVIDER_READS: dict[str, Shape] = {
     "method": text, "path": text, "body_blake3": is_digest, "complete": flag,
     "idempotency_key": maybe(text), "client_request_id": maybe(text),
 }  # fmt: skip
-MAY_LACK = {"call.requested": {"client": "generic", "lineage": None}}  # records from before these fields
+MAY_LACK: dict[str, dict[str, Any]] = {  # records from before these fields
+    "call.requested": {"client": "generic", "lineage": None},
+    "call.delivered": {"pass_number": None},
+}
+ROW_MAY_LACK = {"run": None, "pass": None}  # what was said before runs
 PROVIDER_MAY_LACK = {"idempotency_key": None, "client_request_id": None}
 
 
@@ -175,7 +198,7 @@ def event_of(record: Mapping[str, Any], link: str, where: str) -> Event:
         raise Unreadable(f"{where}: it is of a kind that format 1 does not know.")
     if type(record["v"]) is not int or record["v"] != KIND_VERSION:
         raise Unreadable(f"{where}: its version of {kind} is not known; use a newer verifier.")
-    if (call is None) != kind.startswith("epoch."):
+    if (call is None) != (kind in OF_LEDGER):
         raise Unreadable(f"{where}: {kind} {'lacks its' if call is None else 'has a'} call.")
     data = {**MAY_LACK.get(kind, {}), **data}
     shaped(data, EVENTS[kind], where)

@@ -60,7 +60,7 @@ FINDINGS: dict[str, tuple[Verdict, str]] = {
     "occurrence_without_evidence": (C, "a further occurrence of a key records no evidence that it is a new one"),
     "effects_exceed_acceptances": (C, "more attempts may have had an effect than one plus the recorded acceptances"),
     "decision_forged": (C, "a decision lacks its observation, or names a head or a decision the ledger does not hold"),
-    "head_unknown": (C, "a resumption names a head that the ledger does not hold"),
+    "head_unknown": (C, "a resumption or a pass names a head that the ledger does not hold"),
     "resumed_digest_differs": (C, "a call resumes another one whose manifest asks for something else"),
     "resumption_missing": (C, "a call continues one with a manifest, yet its attempt starts without call.resumed"),
     "status_differs": (C, "an observation has another status than its attempt's acknowledgement"),
@@ -68,6 +68,12 @@ FINDINGS: dict[str, tuple[Verdict, str]] = {
     "body_withheld": (C, "a body was not kept, though its call mints no credential and it is not large"),
     "effect_unproven": (C, "an interpretation reads an effect off a status that does not prove it"),
     "release_before_observation": (C, "an answer was delivered before its attempt was observed"),
+    "pass_out_of_order": (C, "a pass of a run is not opened with the number behind that of the pass before"),
+    "pass_not_open": (C, "a call is given to a pass that is not the newest one of its own run"),
+    "pass_missing": (C, "a call of a run is claimed without the pass.served that ends the claim"),
+    "pass_not_given": (C, "a call is delivered to a pass that was not given it, or to one outside of its run"),
+    "disposition_differs": (C, "a pass.served tells another disposition than its call came to the pass by"),
+    "occurrence_skipped": (C, "a pass is given an occurrence of a key before the one that comes first"),
     "erasure_illegal": (C, "an erasure names a body that its call does not have"),
     "credential_recorded": (C, "a credential stands in recorded headers or in a recorded URL"),
     "attempt_lost": (C, "a sent receipt's attempt.started is not in the ledger"),
@@ -94,6 +100,7 @@ FINDINGS: dict[str, tuple[Verdict, str]] = {
     "inspection_list_broken": (C, "a list of calls is not of one head, in order, and as long as it says"),
     "inspection_appended": (C, "the ledger was longer after a reading or a refusal than before"),
     "index_differs": (C, "index.jsonl is not what the events give"),
+    "passes_differ": (C, "passes.jsonl is not what the events give"),
 }
 
 

@@ -7,7 +7,8 @@ from urllib.parse import parse_qsl
 
 from ledger.verifier.calls import Call, is_legal
 from ledger.verifier.fold import Ledger
-from ledger.verifier.records import EVENTS, MARKER, Event
+from ledger.verifier.passes import PASS_CHECKS, PASS_CORRUPTING
+from ledger.verifier.records import EVENTS, MARKER, OF_LEDGER, Event
 from ledger.verifier.report import Check
 
 # A call that breaks one of these is corrupt from there on.
@@ -15,6 +16,7 @@ CORRUPTING = {
     "order_illegal", "claim_illegal", "second_attempt_unaccepted", "occurrence_without_evidence", "decision_forged",
     "head_unknown", "resumed_digest_differs", "resumption_missing", "release_before_observation", "epoch_not_open",
     "epoch_marker_missing", "erasure_illegal", "authority_forged", "status_differs", "outcome_differs", "body_withheld",
+    *PASS_CORRUPTING,
 }  # fmt: skip
 CREDENTIAL_HEADER = re.compile(
     "authorization|cookie|api-key|apikey|secret|signature|credential|password|token$", re.IGNORECASE
@@ -49,7 +51,7 @@ def numbered(ledger: Ledger, event: Event, _: Call | None) -> list[str]:
 
 def epochs(ledger: Ledger, event: Event, _: Call | None) -> list[str]:
     data = event.data
-    if event.kind == "epoch.closed":
+    if event.kind in {"epoch.configured", "epoch.closed"}:
         return [] if data["epoch"] == ledger.open_epoch else ["epoch_out_of_order"]
     names = []
     if ledger.open_epoch is not None or data["epoch"] != len(ledger.epochs) + 1:
@@ -124,7 +126,7 @@ def authorities(ledger: Ledger, event: Event, _: Call | None) -> list[str]:
         "caller": authority["name"] == CALLERS_WORD,
         "setting": authority["name"] in SETTINGS
         and epoch is not None
-        and authority["config_digest"] == epoch.config_digest,
+        and authority["config_digest"] in epoch.config_digests,
     }
     return [] if holds[authority["kind"]] else ["authority_forged"]
 
@@ -228,7 +230,7 @@ EVENT_CHECKS = (
         "epochs_are_in_order",
         "epochs open in order under the protocol marker, each closed before the next",
         "epoch events",
-        frozenset({"epoch.opened", "epoch.closed"}),
+        frozenset({"epoch.opened", "epoch.configured", "epoch.closed"}),
         epochs,
     ),
     Check(
@@ -273,6 +275,7 @@ EVENT_CHECKS = (
         frozenset({"call.delivered"}),
         releases,
     ),
+    *PASS_CHECKS,
     Check(
         "erasures_name_kept_bodies",
         "every erasure names a kept body of its call",
@@ -319,7 +322,7 @@ EVENT_CHECKS = (
         "events_follow_the_ladder",
         "every event of a call is one that may follow, and names an attempt that it may name",
         "events",
-        frozenset(kind for kind in EVENTS if not kind.startswith("epoch.")),
+        frozenset(EVENTS) - OF_LEDGER,
         ladder,
     ),
 )

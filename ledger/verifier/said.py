@@ -18,7 +18,7 @@ from ledger.verifier.bundle import (
 )
 from ledger.verifier.calls import Call, told_digest
 from ledger.verifier.fold import Ledger
-from ledger.verifier.records import EVENTS, INDEX_ROW, INSPECTION, LISTED, Event, shaped
+from ledger.verifier.records import EVENTS, INDEX_ROW, INSPECTION, LISTED, ROW_MAY_LACK, Event, shaped
 from ledger.verifier.report import Claim, Notebook, Sweep
 
 PENDING_LIMIT = 1_000  # rows that differ and wait for a later head that explains them; the rest is named at once
@@ -229,7 +229,7 @@ def agree(said: object, derived: dict[str, Any]) -> bool:
 
 def tells(call: Call, row: dict[str, Any]) -> bool:
     alive = row.get("alive", "")
-    if not (alive is None or isinstance(alive, bool)) or not agree(row, call.row(alive)):
+    if not (alive is None or isinstance(alive, bool)) or not agree({**ROW_MAY_LACK, **row}, call.row(alive)):
         return False
     if "attempt_rows" not in row:
         return True

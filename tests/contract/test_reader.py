@@ -2,18 +2,38 @@
 
 import signal
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
 import pytest
 
+from ledger.calls import CallState
 from ledger.codec import chained, digest_of
 from ledger.errors import StateDirError
-from ledger.events import EpochOpened
-from ledger.ids import NO_CHAIN, Key
+from ledger.events import AttemptInterpreted, CallDelivered, EpochOpened, PassOpened, PassServed
+from ledger.ids import NO_CHAIN, CallId, Key
 from ledger.ladder import Evidence
+from ledger.operations import Entry
 from ledger.reader import Reader, open_reader
-from tests.harness.ledgers import SCOPE, call_id, child, run_child, started, state_dir_in
+from ledger.stages import Effect
+from tests.harness.ledgers import (
+    DIGEST,
+    KEY,
+    MANIFEST,
+    NOW_MS,
+    REQUESTED,
+    RUN,
+    RUN_SCOPE,
+    SCOPE,
+    Ledger,
+    call_id,
+    child,
+    ledger_in,
+    run_child,
+    started,
+    state_dir_in,
+)
 
 COMMANDS = ("start", "claim:1", "started:1", "observed:1", "claim:2", "started:2")
 EVENTS = 1 + 2 * 2 + 3
@@ -94,6 +114,131 @@ async def test_reader_cannot_write(tmp_path: Path) -> None:
         async with open_reader(tmp_path / "ledger.db") as reader:
             with pytest.raises(sqlite3.OperationalError, match="readonly"):
                 await reader._db.execute("INSERT INTO meta VALUES('a', 'b')")
+
+
+# --- runs ------------------------------------------------------------------------------------------------------------
+
+
+ANSWERED = ("attempt.started", "attempt.observed:response")
+HAPPENED = AttemptInterpreted(1, "read", Effect.HAPPENED)
+COMPLETED = ("attempt.retry_decided", "attempt.completed", "call.completed")
+
+
+def ran(ledger: Ledger, number: int, *steps: str, occurrence: int = 1, key: Key = KEY, **changes: object) -> CallId:
+    """A call of the run, claimed for its newest pass."""
+    call, evidence = call_id(number), {"socket": "open"}
+    event = replace(REQUESTED, scope=RUN_SCOPE, key=key, occurrence=occurrence, evidence=evidence, **changes)  # type: ignore[arg-type]
+    given = PassServed(RUN, ledger.newest_pass(), "forwarded")
+    ledger.claim(call, event, Entry(call, None, MANIFEST), Entry(call, None, given))
+    for step in steps:
+        ledger.step(step, call)
+    return call
+
+
+def delivered(ledger: Ledger, call: CallId, number: int) -> CallId:
+    """Served well, to the client of this pass."""
+    ledger.append(Entry(call, 1, HAPPENED))
+    ledger.walk(*COMPLETED, call=call)
+    ledger.append(Entry(call, None, CallDelivered("fin", "forwarded", number)))
+    return call
+
+
+async def position(ledger: Ledger, number: int, key: Key = KEY) -> tuple[list[int], int, int]:
+    """The occurrences that a request of this pass sees, the key's last one, and how many the pass was given."""
+    async with open_reader(ledger.path) as reader:
+        history = await reader.history_in_pass(RUN_SCOPE, key, number)
+        assert (history.head is None) is (history.calls == ())
+        assert history.head == ledger.store.key_head(RUN_SCOPE, key)
+    return sorted({state.occurrence for state in history.calls}), history.last_occurrence, history.position
+
+
+async def test_history_in_pass_has_what_it_was_given_and_what_comes_next(tmp_path: Path) -> None:
+    """Twelve answers of an earlier pass are not twelve: each request of the new one meets the next of them."""
+    with ledger_in(tmp_path) as ledger:
+        ledger.open_pass()
+        assert await position(ledger, 1) == ([], 0, 0)
+        for number in range(1, 13):
+            delivered(ledger, ran(ledger, number, *ANSWERED, occurrence=number), 1)
+        assert await position(ledger, 1) == (list(range(5, 13)), 12, 12)
+        ledger.open_pass()
+        assert await position(ledger, 2) == ([1, 12], 12, 0)  # the newest stands there for the head
+        for given in (1, 2):
+            ledger.append(Entry(call_id(given), None, PassServed(RUN, 2, "replayed")))
+        assert await position(ledger, 2) == ([1, 2, 3], 12, 2)
+        ledger.append(Entry(call_id(1), None, CallDelivered("fin", "replayed", 2)))
+        assert await position(ledger, 2) == ([1, 2, 3], 12, 2)
+        assert await position(ledger, 2, Key("another")) == ([], 0, 0)
+
+
+async def test_history_in_pass_keeps_what_is_open_however_old(tmp_path: Path) -> None:
+    """Among the newest finished ones stands the one whose answer this pass has not got."""
+    with ledger_in(tmp_path) as ledger:
+        ledger.open_pass()
+        ran(ledger, 1, "attempt.started")
+        for number in range(2, 13):
+            delivered(ledger, ran(ledger, number, *ANSWERED, occurrence=number), 1)
+        assert await position(ledger, 1) == ([1, *range(5, 13)], 12, 12)
+
+
+async def test_unresolved_of_run_are_those_nobody_decided(tmp_path: Path) -> None:
+    """Of this run, the newest generation only, oldest first; corrupt records would stand there too."""
+    with ledger_in(tmp_path) as ledger:
+        ledger.open_pass()
+        lost = ran(ledger, 1, "attempt.started", "attempt.observed:lost", key=Key("lost"))
+        delivered(ledger, ran(ledger, 2, *ANSWERED, key=Key("good")), 1)
+        parked = ran(ledger, 3, "attempt.started", key=Key("parked"))
+        continued = ran(ledger, 4, "attempt.started", key=Key("continued"))
+        started_twice = ledger.supersede(one_of(ledger, continued))
+        ledger.walk("call.manifest", "attempt.started", call=started_twice)
+        ledger.walk("call.requested", "call.manifest", "attempt.started", call=call_id(6))  # of no run
+        async with open_reader(ledger.path) as reader:
+            found = [state.call for state in await reader.unresolved_of_run(RUN)]
+            assert found == sorted([lost, parked, started_twice])
+            assert await reader.unresolved_of_run("weekly") == []
+        ledger.step("reconcile.decided:parked", parked)
+        async with open_reader(ledger.path) as reader:
+            assert parked not in [state.call for state in await reader.unresolved_of_run(RUN)]
+
+
+def one_of(ledger: Ledger, call: CallId) -> CallState:
+    state = ledger.store.state(call)
+    assert state is not None
+    return state
+
+
+async def test_runs_are_listed_newest_first_with_their_counts(tmp_path: Path) -> None:
+    """Passes, calls, unresolved ones, and when the newest pass was opened; a run without calls is one too."""
+    with ledger_in(tmp_path) as ledger:
+        ledger.append(Entry(None, None, PassOpened("weekly", 1, DIGEST, "continue", 0, NO_CHAIN, {"unresolved": 2})))
+        ledger.open_pass()
+        ledger.open_pass()
+        ran(ledger, 1, "attempt.started", key=Key("lost"))
+        delivered(ledger, ran(ledger, 2, *ANSWERED, key=Key("good")), 2)
+        ledger.walk("call.requested", "call.manifest", call=call_id(3))  # of no run
+        async with open_reader(ledger.path) as reader:
+            assert await reader.runs(10) == [(RUN, 2, 2, 1, NOW_MS), ("weekly", 1, 0, 0, NOW_MS)]
+            assert await reader.runs(1) == [(RUN, 2, 2, 1, NOW_MS)]
+            assert [(at_ms, opened.number) for at_ms, opened in await reader.passes(RUN)] == [(NOW_MS, 1), (NOW_MS, 2)]
+            newest, weekly = await reader.newest_pass(RUN), await reader.newest_pass("weekly")
+            assert newest is not None
+            assert weekly is not None
+            assert (newest.number, weekly.on_divergence, dict(weekly.gates)) == (2, "continue", {"unresolved": 2})
+            assert await reader.newest_pass("none") is None
+            calls = await reader.calls_of_run(RUN)
+            assert [(state.call, len(events)) for state, events in calls] == [(call_id(1), 4), (call_id(2), 10)]
+            rows = [row async for row in reader.pass_rows()]
+        assert [tuple(row.values()) for row in rows] == ledger.passes()
+
+
+async def test_jobs_of_run_are_those_that_go_on_at_the_provider(tmp_path: Path) -> None:
+    """By the class of their endpoint, not by a word in a prompt."""
+    with ledger_in(tmp_path) as ledger:
+        ledger.open_pass()
+        job = ran(ledger, 1, *ANSWERED, key=Key("job"), endpoint_class="job")
+        ran(ledger, 2, *ANSWERED, key=Key('"endpoint_class":"job"'))
+        async with open_reader(ledger.path) as reader:
+            assert [state.call for state in await reader.jobs_of_run(RUN)] == [job]
+            assert await reader.jobs_of_run("weekly") == []
 
 
 @pytest.mark.parametrize("name", ["a b", "hash#mark", "question?", "per%41cent"])

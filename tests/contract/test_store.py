@@ -8,10 +8,11 @@ import pytest
 
 from ledger import queries
 from ledger.bodies import pack
+from ledger.codec import chained, encode
 from ledger.errors import ConflictError, IllegalTransitionError, StateDirError, UnreadableRecordError
-from ledger.events import AttemptStarted
+from ledger.events import AttemptStarted, CallDelivered, PassServed
 from ledger.ids import CallId, Key
-from ledger.ladder import Evidence
+from ledger.ladder import NEXT, Evidence
 from ledger.operations import Append, Entry, Expect
 from ledger.queries import rebuild_index
 from ledger.sqlite import PRAGMAS, Store
@@ -22,6 +23,8 @@ from tests.harness.ledgers import (
     NOW_MS,
     PATHS,
     REQUESTED,
+    RUN,
+    RUN_SCOPE,
     SCOPE,
     Ledger,
     call_id,
@@ -114,8 +117,9 @@ def test_failing_operation_leaves_its_batch_alone(tmp_path: Path) -> None:
 
 
 def test_rebuilt_index_is_the_same(tmp_path: Path) -> None:
-    """With superseded calls, several keys and every evidence."""
-    with ledger_in(tmp_path) as ledger:
+    """With superseded calls, several keys, every evidence, and a run whose second start was given some of it."""
+    with ledger_in(tmp_path, RUN_SCOPE) as ledger:
+        ledger.open_pass()
         for number, evidence in enumerate(Evidence):
             if evidence is Evidence.NOTHING:
                 continue
@@ -128,8 +132,14 @@ def test_rebuilt_index_is_the_same(tmp_path: Path) -> None:
             state = ledger.store.state(call)
             assert state is not None
             if evidence in {Evidence.MANIFEST, Evidence.NOT_SENT}:
-                ledger.claim(call_id(number + 101), replace(continuing(call), key=key))
+                ledger.claim(call_id(number + 101), replace(continuing(call), key=key, scope=RUN_SCOPE))
+            if "pass.served" in NEXT[evidence] and number % 2:
+                ledger.open_pass()
+                ledger.append(Entry(call, None, PassServed(RUN, ledger.newest_pass(), "replayed")))
         before = ledger.snapshot()
+        given = {(row[11], row[12] is not None, row[13]) for row in ledger.index()}  # run, served or not, unresolved
+        assert given == {(RUN, served, unresolved) for served in (False, True) for unresolved in (0, 1)}
+        assert [row[1] for row in ledger.passes()] == list(range(1, ledger.newest_pass() + 1))
         flags = [(row[7:10], row[0]) for row in ledger.index()]
         assert {flag for flag, _ in flags} >= {(1, 0, 0), (0, 0, 0), (1, 1, 0), (1, 0, 1)}
         rebuild_index(ledger.store._db)
@@ -138,9 +148,9 @@ def test_rebuilt_index_is_the_same(tmp_path: Path) -> None:
 
 def _open(ledger: Ledger, name: str, call: CallId, key: Key) -> None:
     if name == "call.requested":
-        ledger.claim(call, replace(REQUESTED, key=key))
+        ledger.claim(call, replace(REQUESTED, key=key, scope=ledger.scope))
     else:
-        ledger.append(Entry(call, 1, witnessed(key=key)))
+        ledger.append(Entry(call, 1, witnessed(key=key, scope=ledger.scope)))
 
 
 def test_in_flight_call_is_found_by_the_epoch_of_its_attempt(tmp_path: Path) -> None:
@@ -235,21 +245,48 @@ def test_call_whose_events_are_hidden_is_unreadable_not_absent(change: str, tmp_
             ledger.store.state(FIRST)
 
 
-def test_index_of_an_earlier_version_is_computed_anew(tmp_path: Path) -> None:
-    """It is derived: a ledger that was written before a column of it existed opens, with the same rows as if it had always been there."""
+# What takes today's indexes back to those of an earlier version.
+BEFORE_RUNS = (
+    *(f"DROP INDEX {name}" for name in ("call_of_run", "call_of_pass", "call_unresolved")),
+    *(f"ALTER TABLE call_index DROP COLUMN {name}" for name in ("is_unresolved", "served_pass", "run")),
+    "DROP TABLE pass_index",
+)
+BEFORE_LINEAGES = (*BEFORE_RUNS, "DROP INDEX call_by_lineage", "ALTER TABLE call_index DROP COLUMN lineage")
+
+
+@pytest.mark.parametrize("changes", [BEFORE_LINEAGES, BEFORE_RUNS, ("DROP TABLE pass_index",)])
+def test_index_of_an_earlier_version_is_computed_anew(changes: tuple[str, ...], tmp_path: Path) -> None:
+    """It is derived: a ledger that was written before a column or a table of it existed opens, with the same rows as if it had always been there."""
     with ledger_in(tmp_path) as ledger:
-        ledger.claim(FIRST, replace(REQUESTED, lineage="a turn"))
-        before = ledger.index()
-        db = ledger.store._db
-        db.execute("DROP INDEX call_by_lineage")
-        db.execute("ALTER TABLE call_index DROP COLUMN lineage")
-        db.commit()
-    store = Store.open(tmp_path / "ledger.db", "ledger")
-    try:
-        assert store._db.execute("SELECT * FROM call_index ORDER BY call_id").fetchall() == before
-        assert store._db.execute(queries.SCHEMA).fetchall() == queries.schema()
-    finally:
-        store.close()
+        ledger.open_pass()
+        ledger.claim(FIRST, replace(REQUESTED, lineage="a turn", scope=RUN_SCOPE))
+        ledger.append(Entry(FIRST, None, MANIFEST), Entry(FIRST, None, PassServed(RUN, 1, "forwarded")))
+        ledger.claim(call_id(2))
+        before = ledger.index(), ledger.passes()
+        for change in changes:
+            ledger.store._db.execute(change)
+    with ledger_in(tmp_path) as ledger:
+        assert (ledger.index(), ledger.passes()) == before
+        assert ledger.store._db.execute(queries.SCHEMA).fetchall() == queries.schema()
+
+
+def test_delivery_from_before_runs_is_read(tmp_path: Path) -> None:
+    """It lacks its pass, for there was none: the call is delivered as it always was, and stays readable byte for byte."""
+    with ledger_in(tmp_path) as ledger:
+        ledger.walk(*PATHS[Evidence.COMPLETED])
+        head, db = ledger.store.head, ledger.store._db
+        record = encode(head.seq + 1, NOW_MS, FIRST, None, CallDelivered("fin", "forwarded"))
+        earlier = record.replace(b',"pass_number":null', b"")
+        assert earlier != record
+        row = (head.seq + 1, earlier.decode(), chained(head.chain, earlier), FIRST)
+        db.execute("INSERT INTO event(seq, record, chain, call_id) VALUES(?, ?, ?, ?)", row)
+        for change in BEFORE_RUNS:
+            db.execute(change)
+    with ledger_in(tmp_path) as ledger:
+        state = ledger.store.state(FIRST)
+        assert state is not None
+        assert (state.deliveries, state.served_pass, state.fault) == (("fin",), None, None)
+        assert ledger.events()[-1].event == CallDelivered("fin", "forwarded", None)
 
 
 def test_ledger_without_a_trigger_is_refused(tmp_path: Path) -> None:

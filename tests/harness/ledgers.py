@@ -36,6 +36,8 @@ from ledger.events import (
     CallResumed,
     EpochOpened,
     Event,
+    PassOpened,
+    PassServed,
     ReconcileDecided,
     ReconcileObserved,
     Recorded,
@@ -52,6 +54,8 @@ from ledger.stages import Effect
 
 ROOT: Final = Path(__file__).parents[2]
 SCOPE, KEY = Scope("scope"), Key("key")
+RUN: Final = "nightly"
+RUN_SCOPE: Final = Scope(f"openai/caller/{RUN}")
 NOW_MS: Final = 1_800_000_000_000
 OPERATOR: Final = Authority("operator", "ada")
 DIGEST: Final = digest_of(b"a body")
@@ -95,6 +99,7 @@ NAMED: Final[dict[str, Event]] = {
     "call.resumed": CallResumed(FIRST, ("body",), (), 1, NO_CHAIN),
     "call.abandoned": CallAbandoned("client gone"),
     "call.delivered": CallDelivered("fin", "forwarded"),
+    "pass.served": PassServed(RUN, 1, "replayed"),
     "call.completed": CallCompleted("error"),
     "attempt.started": AttemptStarted(1),
     "attempt.acknowledged": AttemptAcknowledged(500, (), {}),
@@ -149,6 +154,7 @@ class Ledger:
     """A store without an epoch's ceremony: epoch 1 is open, appends are committed one by one."""
 
     path: Path
+    scope: Scope = SCOPE  # of the calls that `step` begins
     store: Store = field(init=False)
 
     def __post_init__(self) -> None:
@@ -179,13 +185,17 @@ class Ledger:
         return state
 
     def step(self, name: str, call: CallId = FIRST) -> Appended:
-        """An erasure that the table lists is made legal first."""
+        """An erasure that the table lists is made legal first, and so is a pass."""
         state = self.store.state(call)
+        if name == "pass.served" and self.newest_pass() == 0:
+            self.open_pass()
         if name == "body.erased" and state is not None and name in NEXT[state.evidence] and not state.is_erasable:
             self._make_erasable(state)
         entry = entry_for(name, call, self.store.state(call))
         if isinstance(entry.event, CallRequested):
-            return self.claim(call, entry.event)
+            return self.claim(call, replace(entry.event, scope=self.scope))
+        if isinstance(entry.event, AttemptWitnessed):
+            entry = replace(entry, event=replace(entry.event, scope=self.scope))
         return self.append(entry)
 
     def _make_erasable(self, state: CallState) -> None:
@@ -196,12 +206,19 @@ class Ledger:
         else:
             self.supersede(state)
 
+    def newest_pass(self) -> int:
+        return int(self.store._db.execute(queries.NEWEST_PASS_NUMBER, (RUN,)).fetchone()[0])
+
+    def open_pass(self) -> Appended:
+        head, number = self.store.head, self.newest_pass() + 1
+        return self.append(Entry(None, None, PassOpened(RUN, number, DIGEST, "refuse", head.seq, head.chain, {})))
+
     def supersede(self, state: CallState) -> CallId:
         """A call that continues it, accepted where that is needed."""
         successor = new_call_id(NOW_MS + 1, state.generation.to_bytes(8, "big"))
         accepts = attempt_id(state.call, state.attempt.number) if state.attempt else None
         event = continuing(state.call, state.generation + 1, accepts_attempt=accepts, authority=OPERATOR)
-        self.claim(successor, replace(event, occurrence=state.occurrence))
+        self.claim(successor, replace(event, occurrence=state.occurrence, scope=state.scope, key=state.key))
         return successor
 
     def events(self) -> list[Recorded]:
@@ -210,11 +227,14 @@ class Ledger:
     def index(self) -> list[tuple[Any, ...]]:
         return self.store._db.execute("SELECT * FROM call_index ORDER BY call_id").fetchall()
 
+    def passes(self) -> list[tuple[Any, ...]]:
+        return self.store._db.execute("SELECT * FROM pass_index ORDER BY run, number").fetchall()
+
     def snapshot(self) -> tuple[Any, ...]:
         """All that an operation could change."""
         rows = self.store._db.execute("SELECT * FROM event ORDER BY seq").fetchall()
         kept = [self.store._db.execute(f"SELECT count(*) FROM {table}").fetchone() for table in ("chunk", "body")]
-        return rows, self.index(), kept, self.store.head
+        return rows, self.index(), self.passes(), kept, self.store.head
 
     def reopen(self) -> None:
         self.store.close()
@@ -222,8 +242,8 @@ class Ledger:
 
 
 @contextmanager
-def ledger_in(directory: Path) -> Iterator[Ledger]:
-    ledger = Ledger(directory / "ledger.db")
+def ledger_in(directory: Path, scope: Scope = SCOPE) -> Iterator[Ledger]:
+    ledger = Ledger(directory / "ledger.db", scope)
     try:
         yield ledger
     finally:

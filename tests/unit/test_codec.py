@@ -29,6 +29,7 @@ OF_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     Body: BODY,
     Body | None: st.none() | BODY,
     Mapping[str, str]: st.dictionaries(TEXT, TEXT, max_size=3),
+    Mapping[str, int]: st.dictionaries(TEXT, INT64, max_size=3),
     Mapping[str, int] | None: st.none() | st.dictionaries(TEXT, INT64, max_size=3),
     Mapping[str, Any]: st.dictionaries(TEXT, JSON, max_size=3),
 }

@@ -10,7 +10,7 @@ from ledger.events import AttemptInterpreted, Event
 from ledger.ladder import ATTEMPT_KINDS, IN_FLIGHT, NEXT, Evidence, name_of
 from ledger.operations import Entry
 from ledger.stages import Effect
-from tests.harness.ledgers import FIRST, NAMED, PATHS, decided, entry_for, ledger_in, observed, witnessed
+from tests.harness.ledgers import FIRST, NAMED, PATHS, RUN_SCOPE, decided, entry_for, ledger_in, observed, witnessed
 
 NAMES = sorted(NAMED)
 LEGAL = [(evidence, name) for evidence in Evidence for name in NEXT[evidence]]
@@ -31,7 +31,8 @@ def test_every_evidence_has_a_row_and_is_reached() -> None:
 @pytest.mark.parametrize("evidence", Evidence)
 def test_illegal_event_raises_and_changes_nothing(evidence: Evidence, tmp_path: Path) -> None:
     """Every event that the row does not list: refused, with events, bodies, index and head as they were."""
-    with ledger_in(tmp_path) as ledger:
+    with ledger_in(tmp_path, RUN_SCOPE) as ledger:
+        ledger.open_pass()
         for name in PATHS[evidence]:
             ledger.step(name)
         before, state = ledger.snapshot(), ledger.store.state(FIRST)
@@ -51,7 +52,7 @@ def test_legal_event_leads_where_the_table_says(evidence: Evidence, tmp_path: Pa
     for number, (name, after) in enumerate(NEXT[evidence].items()):
         directory = tmp_path / str(number)
         directory.mkdir()
-        with ledger_in(directory) as ledger:
+        with ledger_in(directory, RUN_SCOPE) as ledger:
             for step in PATHS[evidence]:
                 ledger.step(step)
             ledger.step(name)

@@ -14,7 +14,7 @@ from ledger.stages import Effect
 from proxy import liveness
 from proxy.admission import Live
 from proxy.inflight import Recording
-from proxy.liveness import Flight, Registry
+from proxy.liveness import Claimant, Flight, Registry
 from tests.harness.histories import STARTED, completed, one
 
 STATE = one(*STARTED)
@@ -57,9 +57,9 @@ class Told:
     def __init__(self) -> None:
         self.deliveries: list[tuple[str, str]] = []
 
-    def __call__(self, call: str, how: str, disposition: str) -> None:
-        assert call == CALL
-        self.deliveries.append((how, disposition))
+    def __call__(self, to: Claimant, how: str) -> None:
+        assert to.call == CALL
+        self.deliveries.append((how, to.disposition))
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ async def test_remembered_deliveries_are_bounded(registry: Registry, monkeypatch
         registry.claim(call, connection, "forwarded").whole = True  # type: ignore[arg-type]
         registry.connection_lost(connection, None)  # type: ignore[arg-type]
         connection.close()
-    assert list(registry._delivered) == calls[1:]
+    assert [call for call, _ in registry._delivered] == calls[1:]
 
 
 async def test_released_claim_is_no_delivery(registry: Registry, told: Told, wire: Any) -> None:

@@ -10,7 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ledger import queries
-from ledger.events import PROTOCOL, AttemptAcknowledged, AttemptInterpreted, CallDelivered, Event, Recorded
+from ledger.events import (
+    PROTOCOL,
+    AttemptAcknowledged,
+    AttemptInterpreted,
+    CallDelivered,
+    CallRequested,
+    Event,
+    PassServed,
+    Recorded,
+    ServedBy,
+)
 from ledger.ids import NO_CHAIN, CallId, attempt_id
 from ledger.ladder import NEXT, Evidence
 from ledger.operations import Entry
@@ -26,6 +36,8 @@ from tests.harness.ledgers import (
     OPERATOR,
     PATHS,
     REQUESTED,
+    RUN,
+    RUN_SCOPE,
     SCOPE,
     Ledger,
     call_id,
@@ -35,22 +47,29 @@ from tests.harness.ledgers import (
 )
 
 CALLS_AT_MOST = 5
+COMPLETION = (("attempt.retry_decided", 1), ("attempt.completed", 1), ("call.completed", None))
+
+
+def served(number: int, disposition: ServedBy = "replayed") -> PassServed:
+    return PassServed(RUN, number, disposition)
 
 
 class Walker:
     """Does any of the things that the ladder and I3 allow next, as often as asked."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
+    def __init__(self, ledger: Ledger, requested: CallRequested = REQUESTED) -> None:
+        self.ledger, self.requested = ledger, requested
         self.calls: list[CallId] = []
 
     def choices(self) -> list[tuple[str, CallId]]:
-        """Legal moves, in a fixed order: a step of a call, its continuation, a new occurrence."""
+        """Legal moves, in a fixed order: a step of a call, its continuation, a new occurrence, another start of the run."""
         found: list[tuple[str, CallId]] = []
         for call in self.calls:
             state = self.ledger.store.state(call)
             assert state is not None
             names = sorted(set(NEXT[state.evidence]) - ({"body.erased"} if not state.is_erasable else set()))
+            if state.run is None:
+                names = [name for name in names if name != "pass.served"]
             if state.superseded_by is None:
                 found.append(("continue", call))
             else:
@@ -58,19 +77,22 @@ class Walker:
             found += [(name, call) for name in names]
         if len(self.calls) < CALLS_AT_MOST:
             found.append(("occurrence", FIRST))
-        return found
+        return [*found, ("start", FIRST)]
 
     def do(self, move: str, call: CallId) -> None:
         store, new = self.ledger.store, call_id(len(self.calls) + 1)
         if move == "occurrence":
             number = 1 + max((row[3] for row in self.ledger.index()), default=0)
-            self.ledger.claim(new, replace(REQUESTED, occurrence=number, evidence={"socket": "open"}))
+            self.ledger.claim(new, replace(self.requested, occurrence=number, evidence={"socket": "open"}))
         elif move == "continue":
             state = store.state(call)
             assert state is not None
             accepts = attempt_id(call, state.attempt.number) if state.attempt else None
             event = continuing(call, state.generation + 1, accepts_attempt=accepts, authority=OPERATOR)
-            self.ledger.claim(new, replace(event, occurrence=state.occurrence))
+            self.ledger.claim(new, replace(event, occurrence=state.occurrence, scope=state.scope))
+        elif move == "start":
+            self.ledger.open_pass()
+            return
         else:
             self.ledger.step(move, call)
             return
@@ -82,7 +104,9 @@ VARIANTS: dict[str, list[Event]] = {
     "attempt.interpreted": [AttemptInterpreted(1, "read", effect) for effect in Effect],
     "attempt.acknowledged": [AttemptAcknowledged(status, (), {}) for status in (200, 500)],
     "attempt.observed:partial": [observed("partial", status=status) for status in (200, 500)],
-    "call.delivered": [CallDelivered("fin", "replayed"), CallDelivered("no", "forwarded")],
+    "call.delivered": [
+        CallDelivered(how, "replayed", number) for how, number in (("fin", None), ("no", None), ("fin", 1), ("fin", 2))
+    ],
 }
 
 
@@ -101,20 +125,23 @@ def vary(ledger: Ledger, name: str, call: CallId, data: st.DataObject) -> bool:
 def test_random_legal_history_projects_the_same_everywhere(data: st.DataObject) -> None:
     """Store's cache == all events folded == after a reopen; a dropped and rebuilt index has the same rows and answers."""
     with tempfile.TemporaryDirectory() as directory, ledger_in(Path(directory)) as ledger:
-        walker = Walker(ledger)
+        ledger.open_pass()
+        walker = Walker(ledger, replace(REQUESTED, scope=data.draw(st.sampled_from((SCOPE, RUN_SCOPE)))))
         for _ in range(data.draw(st.integers(1, 25))):
             move, call = data.draw(st.sampled_from(walker.choices()))
             if "reconcile.decided" in move and _settled(ledger, call):
                 continue
-            if not vary(ledger, move, call, data):
+            if move == "pass.served":
+                ledger.append(Entry(call, None, served(ledger.newest_pass())))
+            elif not vary(ledger, move, call, data):
                 walker.do(move, call)
         cached = {call: ledger.store.state(call) for call in walker.calls}
-        events, index, history = ledger.events(), ledger.index(), _history(ledger)
+        events, index, history = ledger.events(), (ledger.index(), ledger.passes()), _history(ledger)
         assert project(events, {}) == cached == project(tuple(events), {})
         ledger.reopen()
         assert {call: ledger.store.state(call) for call in walker.calls} == cached
         rebuild_index(ledger.store._db)
-        assert (ledger.index(), _history(ledger)) == (index, history)
+        assert ((ledger.index(), ledger.passes()), _history(ledger)) == (index, history)
         assert all(state is None or state.fault is None for state in cached.values())
 
 
@@ -126,8 +153,37 @@ def _settled(ledger: Ledger, call: CallId) -> bool:
 
 
 def _history(ledger: Ledger) -> list[tuple[str, ...]]:
-    rows = ledger.store._db.execute(queries.HISTORY_OF_KEY, (SCOPE, KEY, queries.NEWEST_OCCURRENCES))
+    limit, execute = queries.NEWEST_OCCURRENCES, ledger.store._db.execute
+    rows = [row for scope in (SCOPE, RUN_SCOPE) for row in execute(queries.HISTORY_OF_KEY, (scope, KEY, limit))]
+    rows += execute(queries.HISTORY_IN_PASS, (RUN_SCOPE, KEY, limit, ledger.newest_pass()))
     return [tuple(row) for row in rows]
+
+
+GIVEN: dict[str, tuple[list[Event], int | None, list[str]]] = {  # what happened, by which pass, delivered how to it
+    "outside of runs": ([CallDelivered("fin", "forwarded")], None, ["fin"]),
+    "to the pass that asked": ([served(1), CallDelivered("fin", "forwarded", 1)], 1, ["fin"]),
+    "to an earlier pass": ([served(1), CallDelivered("fin", "forwarded", 1), served(2)], 2, []),
+    "late, to an earlier pass": ([served(1), served(2, "attached"), CallDelivered("acked", "forwarded", 1)], 2, []),
+    "to both": (
+        [served(1), CallDelivered("fin", "forwarded", 1), served(2), CallDelivered("no", "replayed", 2)], 2, ["no"],
+    ),
+    "to the same pass again": ([served(1), CallDelivered("no", "forwarded", 1), served(1, "attached")], 1, ["no"]),
+    "to nobody of the run": ([served(1), CallDelivered("fin", "forwarded")], 1, []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", GIVEN)
+def test_delivery_counts_for_the_newest_pass_alone(case: str) -> None:
+    """Each start of a run gets every answer anew; what its predecessor's client still takes is no delivery to it."""
+    steps, number, deliveries = GIVEN[case]
+    answer = [*MINE, ("attempt.interpreted", 1), *((name, attempt) for name, attempt in COMPLETION)]
+    events = [recorded(seq, name, attempt) for seq, (name, attempt) in enumerate(answer, 1)]
+    events += [Recorded(90 + seq, NO_CHAIN, NOW_MS + seq, FIRST, None, event) for seq, event in enumerate(steps)]
+    state = project(events, {1: PROTOCOL})[FIRST]
+    assert (state.served_pass, list(state.deliveries)) == (number, deliveries)
+    assert state.delivered is bool({"fin", "acked"} & set(deliveries))
+    assert (state.delivered_at_ms is not None) is state.delivered
+    assert (state.evidence, state.fault) == (Evidence.COMPLETED, None)
 
 
 S, N = Stage, NextOperation

@@ -3,12 +3,13 @@
 import orjson
 import pytest
 
-from ledger.events import AttemptInterpreted
+from ledger.events import AttemptInterpreted, CallDelivered, PassServed
+from ledger.ids import Scope
 from ledger.ladder import Evidence
 from ledger.stages import Effect
 from proxy.views import call_detail, call_row, instant, reason, since_of
-from tests.harness.histories import STARTED, Past, completed, observed, one, steps_to
-from tests.harness.ledgers import NOW_MS, PATHS
+from tests.harness.histories import STARTED, Past, Step, completed, observed, one, steps_to
+from tests.harness.ledgers import NOW_MS, PATHS, RUN, RUN_SCOPE
 
 EVIDENCE = [evidence for evidence in PATHS if evidence is not Evidence.NOTHING]
 RISKY = {
@@ -83,6 +84,25 @@ def test_since_is_when_the_newest_attempt_started() -> None:
     assert since_of(one(*STARTED)) == instant(NOW_MS + 3)
     assert since_of(one()) == instant(NOW_MS + 1)
     assert since_of(one("attempt.witnessed")) == instant(NOW_MS + 1)
+
+
+@pytest.mark.parametrize(
+    ("scope", "steps", "run", "number"),
+    [
+        (Scope("openai/caller"), (), None, None),
+        (RUN_SCOPE, (), RUN, None),
+        (RUN_SCOPE, ("pass.served",), RUN, 1),
+        (RUN_SCOPE, ("pass.served", PassServed(RUN, 7, "replayed")), RUN, 7),
+    ],
+)
+def test_row_names_the_run_and_its_newest_pass(
+    scope: Scope, steps: tuple[Step, ...], run: str | None, number: int | None
+) -> None:
+    """Stable fields; the pass is the newest one that was given this call, and what is delivered to it is said of it."""
+    past = Past()
+    call = past.call(*completed(Effect.HAPPENED), *steps, CallDelivered("fin", "replayed", number), scope=scope)
+    row = call_row(past.calls[call], alive=False)
+    assert (row["run"], row["pass"], row["delivered"]) == (run, number, ["fin"])
 
 
 def test_completed_answer_is_at_no_risk() -> None:

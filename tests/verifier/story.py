@@ -2,13 +2,16 @@
 
 Its calls: LOST is known from its receipt only · ANSWERED went well · SAMPLE is a second occurrence of its key, its response
 erased · CUT was never answered, and an operator accepted a second effect, so AGAIN continues it · UNKEPT minted a credential,
-so its response was not kept · UNSENT started, and its process died before anything left.
+so its response was not kept · UNSENT started, and its process died before anything left. What a run asked for stands in
+run_story.py.
 """
 
 from pathlib import Path
 from typing import Any
 
-from tests.verifier.bundles import History, call_id, digest_of, write
+from tests.verifier import run_story
+from tests.verifier.bundles import call_id, digest_of, write
+from tests.verifier.history import History
 
 LOST, ANSWERED, SAMPLE, CUT, AGAIN, UNKEPT, UNSENT = map(call_id, range(1, 8))
 REQUESTS = {call: f"please {call}".encode() for call in (LOST, CUT, UNKEPT, UNSENT)}
@@ -25,6 +28,7 @@ def good_bundle(directory: Path) -> History:
     cut_and_continue(history)
     leave_one_unsent(history)
     mint_a_credential(history)
+    run_story.start_twice(history)
     close(history)
     (directory / "bodies").mkdir(parents=True)
     for digest, data in history.bodies.items():
@@ -116,13 +120,14 @@ def mint_a_credential(history: History) -> None:
 def close(history: History) -> None:
     history.event("epoch.closed", epoch=4, by="self")
     say_at_the_end(history)
-    history.index(LOST, None, is_open=1)
+    history.index(LOST, None, is_open=1, is_unresolved=1)
     history.index(ANSWERED, 2)
     history.index(SAMPLE, 2)
     history.index(CUT, 2)
     history.index(AGAIN, 3)
     history.index(UNKEPT, 4)
     history.index(UNSENT, 3, is_open=1)
+    run_story.index(history)
     history.parts.about["receipts_through"] = history.head["seq"]
     requested = {"method": "POST", "path": "/v1/chat", "complete": True, "idempotency_key": None}
     history.parts.provider = [
@@ -130,6 +135,7 @@ def close(history: History) -> None:
         for call in (ANSWERED, SAMPLE, AGAIN, UNKEPT)
     ]
     history.parts.provider[0]["idempotency_key"] = "key"
+    history.parts.provider += [{**requested, **named} for named in run_story.received()]
     nothing = {"body_blake3": digest_of(b"")}
     history.parts.provider.append({"method": "GET", "path": "/v1/models", "complete": True, **nothing})
     history.parts.provider.append({**requested, **nothing, "complete": False, "client_request_id": CUT})
@@ -143,6 +149,7 @@ def say_at_the_end(history: History) -> None:
     unsent = {**unanswered, "stage": "not_sent", "effect": "absent", "next_operation": "start_next_attempt"}
     superseded = {**unanswered, "stage": "superseded", "effect": "unknown", "decision": "accept_duplicate"}
     rows = [
+        *run_story.rows(history),
         history.row(UNSENT, REQUESTS[UNSENT], **unsent),
         history.row(UNKEPT, REQUESTS[UNKEPT]),
         history.row(AGAIN, REQUESTS[AGAIN], alive=None),
@@ -158,5 +165,8 @@ def say_at_the_end(history: History) -> None:
     attempts[AGAIN]["epoch"], attempts[UNKEPT]["epoch"] = 3, 4
     attempts |= {CUT: unseen, LOST: unseen | {"epoch": None}}
     attempts[UNSENT] = unseen | {"epoch": 3, "observation": "not_sent", "source": "salvage"}
+    attempts |= run_story.attempts()
     for row in rows:
-        history.say("show", history.show(row, **attempts[row["call_id"]]))
+        show = history.show(row, **attempts.get(row["call_id"], {}))
+        show["attempt_rows"] = show["attempt_rows"][: row["attempts"]]
+        history.say("show", show)

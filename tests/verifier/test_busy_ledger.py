@@ -16,6 +16,7 @@ import pytest
 
 from proxy.control import ask_owner
 from tests.harness.crashes import CUT, until
+from tests.harness.passes import open_pass
 from tests.harness.processes import ROOT, Answer, Rig, chat, message, rig
 
 CALLS: Final = 1000
@@ -88,6 +89,14 @@ def decide(made: Rig, call: str, decision: str, succeeds: int | None = None) -> 
     assert status == 200, answer
 
 
+def start_a_run_twice(made: Rig) -> None:
+    """The second start is given what the first one paid for."""
+    for disposition in ("forwarded", "replayed"):
+        within = open_pass(made, "nightly")
+        answers = [within.chat(chat(text=f"turn {number % 3}")) for number in range(6)]
+        assert {answer.disposition for answer in answers} == {disposition}
+
+
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundle of such a ledger, which no process owns any more."""
@@ -99,6 +108,7 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         kill_while_busy(made)
         decide_all(made)
         ask_all(made, asks(CALLS // 2, CALLS // 2))
+        start_a_run_twice(made)
         assert made.proxy_process is not None
         made.proxy_process.kill()
         made.start()

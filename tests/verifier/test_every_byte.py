@@ -34,9 +34,9 @@ from tests.harness.processes import chat, rig
 CHAT_PATH: Final = "/openai/v1/chat/completions"
 RECEIPTS: Final = "receipts/000001.jsonl"
 FILES: Final = {"closed": ("ledger.db", RECEIPTS), "killed": ("ledger.db", "ledger.db-wal", RECEIPTS)}
-TABLES: Final = ("event", "chunk", "body", "meta", "call_index", "sqlite_schema")
-STRIDE: Final = 257  # default run: every 257th place (a prime, so that no structure of the files hides from it)
-LINES_STRIDE: Final = 7  # of the receipt log's own lines
+TABLES: Final = ("event", "chunk", "body", "meta", "call_index", "pass_index", "sqlite_schema")
+STRIDE: Final = 509  # default run: every 509th place (a prime, so that no structure of the files hides from it)
+LINES_STRIDE: Final = 13  # of the receipt log's own lines
 CHUNKS: Final = 8  # slow run: so many tests share the places
 
 UNNOTICED_AT_START: Final = "; a start would read the call as not sent"
@@ -227,7 +227,7 @@ EVERY: Final = [(past, name, change) for past, names in FILES.items() for name i
 def test_change_at_sampled_places_is_noticed_or_harmless(
     past: str, name: str, change: str, originals: dict[str, Original]
 ) -> None:
-    """Every 257th place, and every 7th of the receipt log's lines."""
+    """Every 509th place, and every 13th of the receipt log's lines."""
     original = originals[past]
     places = set(range(0, len(original.files[name]), STRIDE))
     lines = len(original.files[name].rstrip(b"\0")) if name == RECEIPTS else 0

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import tests.verifier.run_forgeries  # noqa: F401 - it enters its forgeries
 from ledger.verifier import Verdict, verify
 from ledger.verifier.report import FINDINGS
 from tests.verifier.bundles import ZEROS, Parts, call_id, digest_of, padded, read, reseal, write
@@ -188,7 +189,7 @@ def show_no_risk(parts: Parts, _: Path) -> None:
 
 @forges("inspection_differs")
 def show_one_decision_less(parts: Parts, _: Path) -> None:
-    show = next(said for said in parts.inspections[-7:] if said["document"]["call_id"] == CUT)
+    show = next(said for said in parts.inspections[-len(parts.index) :] if said["document"]["call_id"] == CUT)
     del show["document"]["decisions"][0]
 
 
@@ -281,8 +282,7 @@ def test_receipts_vouched_for_early_by_an_owner_are_noted(tmp_path: Path) -> Non
     good_bundle(tmp_path / "bundle")
     vouch_for_receipts(tmp_path / "bundle", owner=True, through=opened_seq(tmp_path / "bundle"))
     report = verify(tmp_path / "bundle")
-    assert report.verdict is Verdict.OK
-    assert [note.split(" lie ")[0] for note in report.notes][:1] == ["1 answered attempts"]
+    assert (report.verdict, report.notes[0].split(" lie ")[0]) == (Verdict.OK, "5 answered attempts")
 
 
 def test_receipts_vouched_for_before_the_newest_epoch_differ(tmp_path: Path) -> None:
