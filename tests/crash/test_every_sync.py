@@ -67,7 +67,7 @@ SAMPLES: Final = (
     (Fault(Tampering.ENOSPC, "fsync", Thread.ROOM), 3, "request 1", {RECEIPTS}),  # the new name
     (Fault(Tampering.KILL, "fdatasync", Thread.ROOM), 6, "request 3", {NEXT_SEGMENT}),  # a `sent` receipt
     (Fault(Tampering.EIO, "fdatasync", Thread.WRITER), 6, "request 3", {WAL, SEGMENT}),
-    (Fault(Tampering.ENOSPC, "pwrite64", Thread.MAIN), 49, "request 3", {"spool/CALL.body", "spool/CALL.index"}),
+    (Fault(Tampering.ENOSPC, "pwrite64", Thread.MAIN), 53, "request 3", {"spool/CALL.body", "spool/CALL.index"}),
     (Fault(Tampering.ENOSPC, "pwrite64", Thread.WRITER), 130, "request 3", {WAL, SEGMENT}),
     (Fault(Tampering.KILL, "pwrite64", Thread.WRITER), 145, "request 3", {WAL, SEGMENT}),
 )

@@ -39,7 +39,8 @@ def framed(*lines: str, body: bytes = b"") -> bytes:
 BAD = {
     "unknown upstream": (ask("/nope/v1/x"), 404, "unknown_upstream"),
     "no upstream": (ask("/"), 404, "unknown_upstream"),
-    "reserved name": (ask("/run/a/1/openai/v1/x"), 404, "unknown_upstream"),
+    "pass that was never opened": (ask("/run/a/1/openai/v1/x"), 400, "stale_pass"),
+    "run without an upstream": (ask("/run/a/1-b"), 404, "unknown_upstream"),
     "unknown own endpoint": (ask("/_sendonce/nothing", "GET", b""), 400, "bad_target"),
     "body over the limit": (ask(body=b"x" * (LIMIT_BYTES + 1)), 413, "body_too_large"),
     "chunked body over the limit": (
