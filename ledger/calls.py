@@ -104,6 +104,11 @@ class CallState:
         return self.next_operation is NextOperation.RECONCILE_EFFECT or self.stage is Stage.CORRUPTION
 
     @property
+    def unresolved(self) -> bool:
+        """Nobody knows whether there was an effect, and nobody said what to do about it; setting it aside says neither."""
+        return self.superseded_by is None and (self.duplicate_effect_risk or self.evidence is Evidence.PARKED)
+
+    @property
     def finished(self) -> bool:
         """Nothing the call may still need: indexes leave it out, so that hot keys stay cheap."""
         if self.superseded_by is not None:

@@ -13,6 +13,10 @@ class ClaimLostError(ConflictError):
     """The call was settled, superseded or abandoned before its attempt could start. Nothing was sent; decide again."""
 
 
+class PassClosedError(ClaimLostError):
+    """The pass of a run that was given the call is not its newest any more. Nothing was sent; the newer pass may have it sent."""
+
+
 class NoRoomError(LedgerError):
     """The disk has no room for so large a body. Nothing was written but perhaps some of its chunks; the caller keeps less."""
 

@@ -24,7 +24,7 @@ INDEXES: Final = ("call_index", "pass_index")
 APPLICATION_ID: Final = 0x53454E44  # "SEND", so that file(1) and doctor know whose database it is
 RESTORE: Final = "Restore a backup, then sendonce recover."
 NEWEST_OCCURRENCES: Final = 8  # finished ones an admission still looks at: a late retry's answer is among the newest
-UNRESOLVED_RUN_CALLS: Final = 512  # of one run: an agent that leaves more behind is looked at by a person
+UNRESOLVED_RUN_CALLS: Final = 512  # of one run, read at once; there may be more pages
 OPEN_LINEAGE_CALLS: Final = 512  # of one session of an agent: its sub-agents in flight, and what failed in it
 
 NEWEST_EVENT: Final = "SELECT seq, chain FROM event ORDER BY seq DESC LIMIT 1"
@@ -76,12 +76,20 @@ _OF_RUN: Final = """
     WHERE (c.scope, c.key, c.occurrence) IN touched ORDER BY e.seq"""
 UNRESOLVED_OF_RUN: Final = f"""
     WITH touched AS (SELECT scope, key, occurrence FROM call_index
-      WHERE run = ?1 AND is_unresolved = 1 ORDER BY call_id LIMIT ?2) {_OF_RUN}"""
+      WHERE run = ?1 AND is_unresolved = 1 AND coalesce(served_pass, 0) < ?2 AND call_id > ?3
+      ORDER BY call_id LIMIT ?4) {_OF_RUN}"""
+# What a pass was given of one scope and is not over, newest first.
+OPEN_IN_PASS: Final = f"""
+    WITH touched AS (SELECT scope, key, occurrence FROM call_index
+      WHERE scope = ?1 AND served_pass = ?2 AND is_open = 1 ORDER BY call_id DESC LIMIT ?3) {_OF_RUN}"""
 CALLS_OF_RUN: Final = f"WITH touched AS (SELECT scope, key, occurrence FROM call_index WHERE run = ?1) {_OF_RUN}"
-# Told apart by text first: of a run's calls few are jobs.
+# Told apart by text first: of a run's calls few are jobs, and few callers are known by a short-lived credential only.
 JOBS_OF_RUN: Final = f"""
     WITH touched AS (SELECT c.scope, c.key, c.occurrence FROM call_index c JOIN event e ON e.call_id = c.call_id
       WHERE c.run = ?1 AND instr(e.record, '"endpoint_class":"job"')) {_OF_RUN}"""
+ROTATING_OF_RUN: Final = """
+    SELECT c.call_id FROM call_index c JOIN event e ON e.call_id = c.call_id
+    WHERE c.run = ?1 AND instr(e.record, '"caller_rotates":true') ORDER BY c.call_id DESC LIMIT 1"""
 NEWEST_PASS: Final = """
     SELECT e.record, e.chain FROM pass_index p JOIN event e ON e.seq = p.opened_seq
     WHERE p.run = ? ORDER BY p.number DESC LIMIT 1"""
@@ -250,7 +258,7 @@ def write_index(db: sqlite3.Connection, state: CallState) -> None:
         "lineage": state.requested.lineage if state.requested else None,
         "run": state.run,
         "served_pass": state.served_pass,
-        "is_unresolved": state.superseded_by is None and state.duplicate_effect_risk,
+        "is_unresolved": state.unresolved,
     }
     db.execute(WRITE_INDEX, row)
 

@@ -64,9 +64,22 @@ class Reader:
         rows = await self._db.execute_fetchall(queries.RUNS, (limit,))
         return [(*row[:4], queries.read_events([row[4:]])[0].at_ms) for row in rows]
 
-    async def unresolved_of_run(self, run: str) -> list[CallState]:
-        """The run's calls of which nobody knows whether to send them again, oldest first; at most UNRESOLVED_RUN_CALLS."""
-        return await self._newest_of(queries.UNRESOLVED_OF_RUN, (run, queries.UNRESOLVED_RUN_CALLS))
+    async def unresolved_of_run(self, run: str, before_pass: int) -> AsyncGenerator[CallState, None]:
+        """The run's calls that are `unresolved` and were last given to an earlier pass than this, oldest first."""
+        last, limit = "", queries.UNRESOLVED_RUN_CALLS
+        while states := await self._newest_of(queries.UNRESOLVED_OF_RUN, (run, before_pass, last, limit)):
+            for state in states:
+                yield state
+            last = states[-1].call
+
+    async def open_in_pass(self, scope: Scope, number: int) -> list[CallState]:
+        """What this pass was given of one caller and is not over, newest first; at most OPEN_LINEAGE_CALLS."""
+        return (await self._newest_of(queries.OPEN_IN_PASS, (scope, number, queries.OPEN_LINEAGE_CALLS)))[::-1]
+
+    async def rotating_of_run(self, run: str) -> CallId | None:
+        """The run's newest call whose caller is known by a short-lived credential only. Reads every event of the run."""
+        rows = list(await self._db.execute_fetchall(queries.ROTATING_OF_RUN, (run,)))
+        return CallId(rows[0][0]) if rows else None
 
     async def jobs_of_run(self, run: str) -> list[CallState]:
         """The run's calls that go on at the provider when they are answered. Reads every event of the run."""

@@ -17,7 +17,14 @@ from ledger import queries, retention
 from ledger.calls import CallState
 from ledger.claims import claim_fault
 from ledger.codec import chained, decode, encode
-from ledger.errors import ClaimLostError, ConflictError, IllegalTransitionError, StateDirError, UnrecordableEventError
+from ledger.errors import (
+    ClaimLostError,
+    ConflictError,
+    IllegalTransitionError,
+    PassClosedError,
+    StateDirError,
+    UnrecordableEventError,
+)
 from ledger.events import AttemptStarted, CallRequested, EpochClosed, EpochOpened, PassOpened, PassServed, Recorded
 from ledger.ids import NO_CHAIN, CallId, Digest, Head, Key, Scope
 from ledger.operations import Append, Appended, Entry, Stage
@@ -150,6 +157,8 @@ class Store:
                 raise ClaimLostError(f"{item.call} was continued by {state.superseded_by}")
             if state.effect is not Effect.ABSENT:
                 raise ClaimLostError(f"{item.call} is {state.stage}: its effect is {state.effect}")
+            if state.run and state.served_pass and state.served_pass != self._newest_pass(state.run):
+                raise PassClosedError(f"pass {state.served_pass} of the run {state.run} is closed")
         try:
             return fold(state, item, self.epochs)
         except IllegalTransitionError as fault:

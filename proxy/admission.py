@@ -6,7 +6,7 @@ table's rows for one call. Whoever applies the decision does so with an append t
 was first, it asks here again.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -89,7 +89,9 @@ def _in_pass(
     verdict = _derived(ask, given, place.position, live, policy, now)
     if not isinstance(verdict, Forward) or verdict.continues is not None:
         return verdict
-    if (recorded := next((state for state in newest if state.occurrence == place.position + 1), None)) is not None:
+    # The next one; behind a gap that a lost tail left, the first one there is.
+    ahead = (state for state in newest if state.occurrence > place.position)
+    if (recorded := min(ahead, key=lambda state: state.occurrence, default=None)) is not None:
         return _of_occurrence(ask, recorded, live.get(recorded.call, NOT_LIVE), policy)
     return _unless_diverged(verdict, live, place)
 
@@ -105,15 +107,12 @@ def _unless_diverged(new: Forward, live: Mapping[CallId, Live], place: Place | N
     return Refuse(Code.RUN_DIVERGED, place.unresolved)
 
 
-def obstacle(states: Iterable[CallState], number: int, policy_of: Callable[[CallState], Policy]) -> CallState | None:
-    """The first of a run's unresolved calls that an earlier pass than `number` left and that its settings would refuse."""
-    for state in states:
-        if (state.served_pass or 0) < number and state.superseded_by is None:
-            policy = policy_of(state)
-            refuses = not policy.observes and not getattr(policy, setting_for(state))
-            if state.stage is Stage.CORRUPTION or refuses:
-                return state
-    return None
+def stands_in_the_way_of_new(unresolved: CallState, policy: Policy) -> bool:
+    """Would the settings for this call, which an earlier pass left unresolved, refuse it?"""
+    if unresolved.stage is Stage.CORRUPTION:
+        return True
+    accepts = unresolved.evidence is not Evidence.PARKED and getattr(policy, setting_for(unresolved))
+    return not policy.observes and not accepts
 
 
 # --- derived keys: a multiset of occurrences ---------------------------------------------------------------------------

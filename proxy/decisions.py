@@ -23,6 +23,7 @@ class Ask:
     accepts_attempt: str | None = None
     context: Mapping[str, str] = field(default_factory=dict)
     retells: CallId | None = None  # the very call whose answer it repeats the beginning of
+    in_pass: bool = False  # of a run: whoever opened it vouches for its callers
     asks_once: bool = False  # such a request is made once: while a call of its key is open, this is that one's retry
 
 

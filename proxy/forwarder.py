@@ -15,7 +15,7 @@ import orjson
 
 from ledger.bodies import INLINE_LIMIT_BYTES, STAGE_BYTES
 from ledger.calls import CallState
-from ledger.errors import ClaimLostError, LedgerError
+from ledger.errors import ClaimLostError, LedgerError, PassClosedError
 from ledger.events import (
     AttemptAcknowledged,
     AttemptObserved,
@@ -102,8 +102,11 @@ class Forwarder:
                 await self._interpreter.conclude(attempt.state, self._preserved(flight))
         except TurnsClosedError:
             flight.recording.answer_instead(self._own_answer(flight, Attempt(1), Code.DRAINING))
-        except ClaimLostError:  # settled or superseded between claim and start: nothing was sent
-            flight.recording.answer_instead(self._own_answer(flight, Attempt(1), Code.IN_PROGRESS))
+        except (
+            ClaimLostError
+        ) as lost:  # settled, superseded or of a closed pass between claim and start: nothing was sent
+            code = Code.STALE_PASS if isinstance(lost, PassClosedError) else Code.IN_PROGRESS
+            flight.recording.answer_instead(self._own_answer(flight, Attempt(1), code))
         except LedgerError as error:
             if flight.claimed.done():
                 raise

@@ -5,6 +5,7 @@ The agent replays what is recorded and meets a gate only where its own request d
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -12,6 +13,7 @@ from typing import Final
 from ledger.calls import CallState
 from ledger.events import EpochOpened, PassOpened
 from ledger.ids import CallId
+from ledger.ladder import Evidence
 from ledger.reader import Reader
 from ledger.stages import Effect, Stage
 
@@ -23,6 +25,9 @@ class GateCode(StrEnum):
 
     UNRESOLVED = "unresolved"  # whether the provider served this call is unknown
     BACKGROUND_RUNNING = "background_running"  # its answer said that the provider goes on with it
+    CALLER_ROTATES = (
+        "caller_rotates"  # callers known by a short-lived credential: when it has changed, all is asked anew
+    )
     CORRUPTION = "corruption"  # the records of this call contradict each other
     LEDGER_HEAD_CHANGED = (
         "ledger_head_changed"  # since the last pass the ledger was restored or lost its end, and that was accepted
@@ -44,8 +49,13 @@ def counted(gates: Sequence[Gate]) -> Mapping[str, int]:
 
 async def gates_of(reader: Reader, run: str, passes: Sequence[tuple[int, PassOpened]]) -> tuple[Gate, ...]:
     """Reads only, and of a run's calls all that are jobs."""
-    gates = [_of_unresolved(state) for state in await reader.unresolved_of_run(run)]
+    following = passes[-1][1].number + 1 if passes else 1
+    async with aclosing(reader.unresolved_of_run(run, following)) as unresolved:
+        gates = [_of_unresolved(state) async for state in unresolved]
     gates += [_of_job(state) for state in await reader.jobs_of_run(run) if _goes_on(state)]
+    if (call := await reader.rotating_of_run(run)) is not None:
+        sentence = f"The caller of {call} is known by a short-lived credential only: with another one the run asks for everything anew."
+        gates.append(Gate(GateCode.CALLER_ROTATES, sentence, call))
     if passes:
         accepted = [
             one.event
@@ -59,7 +69,8 @@ async def gates_of(reader: Reader, run: str, passes: Sequence[tuple[int, PassOpe
 def _of_unresolved(state: CallState) -> Gate:
     if state.stage is Stage.CORRUPTION:
         return Gate(GateCode.CORRUPTION, f"The records of {state.call} contradict each other.", state.call)
-    return Gate(GateCode.UNRESOLVED, f"Whether the provider served {state.call} is unknown: {state.stage}.", state.call)
+    known = "parked" if state.evidence is Evidence.PARKED else state.stage
+    return Gate(GateCode.UNRESOLVED, f"Whether the provider served {state.call} is unknown: {known}.", state.call)
 
 
 def _goes_on(state: CallState) -> bool:

@@ -34,7 +34,7 @@ from proxy.interpreter import dialect_of
 from proxy.liveness import Claimant, Flight
 from proxy.manifest import CallRequest
 from proxy.preparation import record_preparation_failure
-from proxy.replayer import replay
+from proxy.replayer import can_be_made, replay
 from proxy.server import WireResponse, answer, relay
 from proxy.services import Services
 from proxy.standing import Standing
@@ -139,6 +139,9 @@ class Ingress:
                     continue
                 live = registry.live(about, place.number if place else None)
                 verdict = decide(asked.ask, history, live, policy, now, place)
+                if place is not None and isinstance(verdict, Replay) and not await self._can_be_made(asked, verdict):
+                    now = replace(now, form_differs=True)  # a refusal, which moves no pass on
+                    continue
                 with suppress(ConflictError):
                     if isinstance(verdict, Forward):
                         return await self._forward(request, asked, verdict, history.head, policy, turn)
@@ -255,6 +258,15 @@ class Ingress:
         self._services.activity.replayed(asked.route.name, call=call.call)
         await self._answered(claimant, response)
         return response
+
+    async def _can_be_made(self, asked: CallRequest, verdict: Replay) -> bool:
+        services, (dialect, _) = self._services, dialect_of(self._services.settings, verdict.call)
+        try:
+            return await can_be_made(services.reader, services.preserver, verdict.call, dialect, asked)
+        except UnreadableRecordError:
+            if await self._is_erased(verdict.call):
+                return True  # since it was read: then the head is another one, and it is decided again
+            raise
 
     async def _is_erased(self, call: CallState) -> bool:
         """Since it was decided on: then its body is not damaged but gone, and the next decision says so."""

@@ -33,10 +33,10 @@ class Intentions:
         Only calls whose answer is not known to have arrived whole count: what follows a whole answer is another intention.
         """
         retells, registry = asked.client.retells, self._services.registry
-        if not asked.may_retell or asked.lineage is None or retells is None:
+        if not asked.may_retell or retells is None:
             return asked
         for _ in range(READ_AGAIN_LIMIT):
-            earlier = await self._services.reader.lineage(asked.scope, asked.lineage)
+            earlier = await self._earlier(asked)
             if not registry.outran(earlier, self._services.epoch):
                 break
         for call in earlier:
@@ -49,20 +49,29 @@ class Intentions:
                 return asked.as_retold(call.call, manifest, call.key, parts)
         return asked
 
+    async def _earlier(self, asked: CallRequest) -> list[CallState]:
+        """What may be retold, newest first: of the same turn or session; in a run of the same pass, whoever first asked it."""
+        if asked.pass_number is not None:
+            return await self._services.reader.open_in_pass(asked.scope, asked.pass_number)
+        return await self._services.reader.lineage(asked.scope, asked.lineage) if asked.lineage else []
+
     async def _parts_told(self, retells: Retelling, asked: CallRequest, call: CallState) -> int | None:
         registry = self._services.registry
-        if (flight := registry.flight(call.call)) is not None and registry.live([call])[call.call].delivered:
+        if (flight := registry.flight(call.call)) is not None and self._live(asked, call).delivered:
             await flight.finished.wait()  # its client has the end, and what that was is being read
         async with self._services.preserver.parsing:
             try:
                 if registry.flight(call.call) is None:  # it may have ended since it was read
                     call = await self._services.reader.call(call.call) or call
-                if _has_arrived(call, registry.live([call])[call.call]):
+                if _has_arrived(call, self._live(asked, call)):
                     return None
                 request, headers, stream = await self._recorded(call)
             except UnreadableRecordError:  # erased, or never kept: nothing can be compared
                 return None
             return await asyncio.to_thread(_parts_told, retells, asked, request, headers, stream)
+
+    def _live(self, asked: CallRequest, call: CallState) -> Live:
+        return self._services.registry.live([call], asked.pass_number)[call.call]
 
     async def _recorded(self, call: CallState) -> tuple[bytes, RawHeaders, bytes]:
         """The request's body, and of the answer the head and so much of the body as there is."""
@@ -105,4 +114,6 @@ def _parts_told(
     except UndecodableError:
         parts = []
     earlier, later = (asked.client.intention(parsed_object(body)) for body in (request, asked.body.whole()))
+    if asked.pass_number is not None:
+        earlier, later = map(asked.client.without_start_ids, (earlier, later))
     return told(retells, earlier, later, parts)

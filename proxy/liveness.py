@@ -141,7 +141,7 @@ class Registry:
             for flight in self._flights.values()  # who left while waiting for a turn is never sent
         )
 
-    def live(self, states: Iterable[CallState], pass_number: int | None = None) -> dict[CallId, Live]:
+    def live(self, states: Iterable[CallState], pass_number: int | None) -> dict[CallId, Live]:
         """Within a run only what clients of this pass hold and got counts."""
         found = {}
         for state in states:

@@ -108,6 +108,7 @@ class CallRequest:
             self.accepts_attempt,
             self.context,
             retells=self.retells.call if self.retells else None,
+            in_pass=self.route.within is not None,
             asks_once=self.client.asks_once and self.lineage is not None,
         )
 

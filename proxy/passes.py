@@ -13,7 +13,6 @@ from typing import Final
 
 from blake3 import blake3
 
-from ledger.calls import CallState
 from ledger.errors import ConflictError
 from ledger.events import OnDivergence, PassOpened
 from ledger.failpoints import passed
@@ -106,8 +105,12 @@ class Passes:
         raise ConflictError(f"the run {run} is being started again and again; stop the other starts")
 
     def _remember(self, opened: PassOpened) -> OpenPass:
+        """The newest one: what was read may have been overtaken by an opening meanwhile."""
         continues = opened.on_divergence == "continue"
-        made = self._newest[opened.run] = OpenPass(opened.run, opened.number, opened.token_digest, continues)
+        made = OpenPass(opened.run, opened.number, opened.token_digest, continues)
+        if (known := self._newest.get(opened.run)) is not None and known.number > made.number:
+            return known
+        self._newest[opened.run] = made
         self._newest.move_to_end(opened.run)
         if len(self._newest) > REMEMBERED:
             self._newest.popitem(last=False)
@@ -115,6 +118,3 @@ class Passes:
 
     def _digest(self, run: str, token: str) -> str:
         return blake3(b"\0".join((b"pass", run.encode(), token.encode())), key=self._secret).hexdigest()
-
-    async def unresolved(self, within: OpenPass) -> list[CallState]:
-        return await self._reader.unresolved_of_run(within.run)

@@ -50,11 +50,7 @@ async def replay(
     headers = as_headers(observed.headers)
     digest = observed.body.digest if observed.body is not None and observed.body.size else None
     if (form := _other_form(call, headers, dialect, asked)) is not None:
-        rendered = None
-        if observed.body is not None and observed.body.size <= PARSED_LIMIT_BYTES:
-            async with preserver.parsing:
-                body = b"".join([piece async for piece in reader.body(observed.body.digest)])
-                rendered = await asyncio.to_thread(_rendered, form, headers, body)
+        rendered = await _made(reader, preserver, call, form)
         if rendered is None:
             return None
         kept = tuple(pair for pair in headers if pair[0].lower() not in _ABOUT_THE_BODY)
@@ -69,6 +65,24 @@ async def replay(
         bodyless=observed.framing == "none",
     )
     return await _write(request, head, extra, reader.body(digest) if digest else _nothing())
+
+
+async def can_be_made(
+    reader: Reader, preserver: Preserver, call: CallState, dialect: Dialect, asked: CallRequest
+) -> bool:
+    """Is there the form that is asked for? Within a run this is asked before the pass is given the call. Raises UnreadableRecordError."""
+    observed = call.attempt.observed if call.attempt else None
+    form = _other_form(call, as_headers(observed.headers), dialect, asked) if observed else None
+    return form is None or await _made(reader, preserver, call, form) is not None
+
+
+async def _made(reader: Reader, preserver: Preserver, call: CallState, form: _Form) -> bytes | None:
+    observed = call.attempt.observed if call.attempt else None
+    if observed is None or observed.body is None or observed.body.size > PARSED_LIMIT_BYTES:
+        return None
+    async with preserver.parsing:
+        body = b"".join([piece async for piece in reader.body(observed.body.digest)])
+        return await asyncio.to_thread(_rendered, form, as_headers(observed.headers), body)
 
 
 def _other_form(call: CallState, headers: RawHeaders, dialect: Dialect, asked: CallRequest) -> _Form | None:

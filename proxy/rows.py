@@ -64,8 +64,8 @@ def _differs(ask: Ask, call: CallState) -> Code | None:
 
 
 def _for_same_credential(ask: Ask, call: CallState, verdict: Attach | Replay) -> Verdict:
-    """I9: an answer is given to the exact credential that asked for it."""
-    return verdict if call.caller_exact == ask.caller_exact else Refuse(Code.CALLER_CHANGED, call)
+    """I9: an answer is given to the exact credential that asked for it; in a run the pass proves that it is the same one's."""
+    return verdict if ask.in_pass or call.caller_exact == ask.caller_exact else Refuse(Code.CALLER_CHANGED, call)
 
 
 def _unless_accepted(ask: Ask, call: CallState, policy: Policy) -> Verdict:

@@ -1,15 +1,17 @@
 """What is on record around one request: its key's history and, within a run, where its pass stands and that it moves on."""
 
+from contextlib import aclosing
+
 from ledger.calls import CallState
 from ledger.claims import KeyHistory
 from ledger.failpoints import passed
 from ledger.operations import Append, Entry, Expect
-from proxy.admission import obstacle
+from proxy.admission import stands_in_the_way_of_new
 from proxy.codes import Code
 from proxy.decisions import Attach, Place, Policy, Refuse, Replay, Wait
 from proxy.endpoints import EndpointClass
 from proxy.front import DoorAnswer
-from proxy.manifest import CallRequest, served
+from proxy.manifest import CallRequest, OpenPass, served
 from proxy.services import Services
 
 
@@ -29,9 +31,15 @@ class Standing:
         history = await reader.history_in_pass(asked.scope, asked.key, within.number)
         unresolved = None
         if history.last_occurrence <= history.position:  # no pass asked this before
-            states = await reader.unresolved_of_run(within.run)
-            unresolved = obstacle(states, within.number, self._policy_of)
+            unresolved = await self._obstacle(within)
         return history, Place(within.number, history.position, unresolved, within.continues)
+
+    async def _obstacle(self, within: OpenPass) -> CallState | None:
+        async with aclosing(self._services.reader.unresolved_of_run(within.run, within.number)) as states:
+            async for state in states:
+                if stands_in_the_way_of_new(state, self._policy_of(state)):
+                    return state
+        return None
 
     async def advance(self, asked: CallRequest, verdict: Attach | Replay | Refuse | Wait, history: KeyHistory) -> None:
         """Within a run: on record, before the answer begins, that the pass was given this call; a refusal gives nothing.

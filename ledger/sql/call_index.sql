@@ -24,6 +24,7 @@ CREATE INDEX call_in_flight ON call_index(epoch) WHERE is_in_flight = 1;
 CREATE INDEX call_unfinished ON call_index(call_id) WHERE is_unfinished = 1;
 CREATE INDEX call_of_run ON call_index(run, call_id) WHERE run IS NOT NULL;
 CREATE INDEX call_of_pass ON call_index(scope, key, served_pass, occurrence) WHERE served_pass IS NOT NULL;
+CREATE INDEX call_open_in_pass ON call_index(scope, served_pass) WHERE served_pass IS NOT NULL AND is_open = 1;
 CREATE INDEX call_unresolved ON call_index(run, call_id) WHERE run IS NOT NULL AND is_unresolved = 1;
 CREATE TABLE pass_index(
   run TEXT NOT NULL,

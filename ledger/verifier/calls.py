@@ -274,7 +274,7 @@ class Call:
             "lineage": self.lineage,
             "run": self.run,
             "served_pass": self.served_pass,
-            "is_unresolved": int(not superseded and self.risk),
+            "is_unresolved": int(not superseded and (self.risk or self.evidence == "decided_parked")),
         }
 
 

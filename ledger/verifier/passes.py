@@ -27,13 +27,21 @@ def givings(ledger: Ledger, event: Event, call: Call | None) -> list[str]:
     run, number = event.data["run"], event.data["number"]
     if call is None or call.identity is None or call.run != run or ledger.newest_pass(run) != number:
         return ["pass_not_open"]
-    in_order = call.identity["occurrence"] <= ledger.position(call, number) + 1 or call.group in ledger.unrefused
+    scope, key, occurrence = call.group
+    between = range(ledger.position(call, number) + 1, occurrence)  # they may be lost with a tail
+    in_order = call.group in ledger.unrefused or not any((scope, key, one) in ledger.groups for one in between)
     names = [] if in_order else ["occurrence_skipped"]
     claims = call.why_new is not None and not call.passes
     if claims and not ends_claim(ledger, call):
         names.append("pass_missing")
     came = {"resumed" if call.why_new == "resumed" else "forwarded"} if claims else {"attached", "replayed"}
     return names if event.data["disposition"] in came else [*names, "disposition_differs"]
+
+
+def starts(ledger: Ledger, _: Event, call: Call | None) -> list[str]:
+    given = call.served_pass if call is not None else None
+    closed = call is not None and given is not None and given != ledger.newest_pass(call.run)
+    return ["pass_not_open"] if closed else []
 
 
 def ends_claim(ledger: Ledger, call: Call) -> bool:
@@ -90,6 +98,13 @@ PASS_CHECKS = (
         "calls given",
         frozenset({"pass.served"}),
         givings,
+    ),
+    Check(
+        "closed_passes_start_nothing",
+        "no attempt of a run's call starts once a newer pass was opened that was not given it",
+        "starts",
+        frozenset({"attempt.started"}),
+        starts,
     ),
     Check(
         "deliveries_name_their_pass",

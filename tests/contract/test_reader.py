@@ -8,6 +8,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from ledger import queries
 from ledger.calls import CallState
 from ledger.codec import chained, digest_of
 from ledger.errors import StateDirError
@@ -180,7 +181,7 @@ async def test_history_in_pass_keeps_what_is_open_however_old(tmp_path: Path) ->
         assert await position(ledger, 1) == ([1, *range(5, 13)], 12, 12)
 
 
-async def test_unresolved_of_run_are_those_nobody_decided(tmp_path: Path) -> None:
+async def test_unresolved_of_run_are_those_nobody_decided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of this run, the newest generation only, oldest first; corrupt records would stand there too."""
     with ledger_in(tmp_path) as ledger:
         ledger.open_pass()
@@ -192,12 +193,19 @@ async def test_unresolved_of_run_are_those_nobody_decided(tmp_path: Path) -> Non
         ledger.walk("call.manifest", "attempt.started", call=started_twice)
         ledger.walk("call.requested", "call.manifest", "attempt.started", call=call_id(6))  # of no run
         async with open_reader(ledger.path) as reader:
-            found = [state.call for state in await reader.unresolved_of_run(RUN)]
-            assert found == sorted([lost, parked, started_twice])
-            assert await reader.unresolved_of_run("weekly") == []
+            assert await unresolved(reader, RUN) == sorted([lost, parked, started_twice])
+            assert await unresolved(reader, "weekly") == []
+            assert await unresolved(reader, RUN, before_pass=1) == [started_twice]  # it was given to none
+            monkeypatch.setattr(queries, "UNRESOLVED_RUN_CALLS", 1)
+            assert await unresolved(reader, RUN) == sorted([lost, parked, started_twice])
         ledger.step("reconcile.decided:parked", parked)
+        ledger.step("reconcile.decided:not_served", lost)
         async with open_reader(ledger.path) as reader:
-            assert parked not in [state.call for state in await reader.unresolved_of_run(RUN)]
+            assert await unresolved(reader, RUN) == sorted([parked, started_twice])  # set aside is not decided
+
+
+async def unresolved(reader: Reader, run: str, before_pass: int = 2) -> list[CallId]:
+    return [state.call async for state in reader.unresolved_of_run(run, before_pass)]
 
 
 def one_of(ledger: Ledger, call: CallId) -> CallState:

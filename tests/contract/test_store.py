@@ -247,7 +247,7 @@ def test_call_whose_events_are_hidden_is_unreadable_not_absent(change: str, tmp_
 
 # What takes today's indexes back to those of an earlier version.
 BEFORE_RUNS = (
-    *(f"DROP INDEX {name}" for name in ("call_of_run", "call_of_pass", "call_unresolved")),
+    *(f"DROP INDEX {name}" for name in ("call_of_run", "call_of_pass", "call_open_in_pass", "call_unresolved")),
     *(f"ALTER TABLE call_index DROP COLUMN {name}" for name in ("is_unresolved", "served_pass", "run")),
     "DROP TABLE pass_index",
 )

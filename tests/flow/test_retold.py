@@ -6,13 +6,14 @@ The clients here write what Codex and Claude Code write (tests/golden), byte by 
 import json
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
 from tests.harness.connections import connected, read_until, request_bytes
 from tests.harness.neighbours import beside
+from tests.harness.passes import open_pass
 from tests.harness.processes import Answer, Rig, until
 
 SLOW = "synthetic/chunks=4,parts=2,interval={}"
@@ -47,7 +48,7 @@ def codex_again(first: Json, part: Json) -> Json:
 
 def claude_ask(model: str, text: str) -> Json:
     said = {"role": "user", "content": [{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}]}
-    return {"model": model, "stream": True, "max_tokens": 32000, "messages": [said]}
+    return {"model": model, "stream": True, "max_tokens": 32000, "messages": [said], "metadata": {"user_id": "one"}}
 
 
 def claude_again(first: Json, part: Json) -> Json:
@@ -95,15 +96,28 @@ def first_part(stream: bytes) -> Json:
     return {"type": "text", "text": text}
 
 
-def asked(rig: Rig, client: Client, document: Json) -> Answer:
-    return rig.post(client.path, json.dumps(document).encode(), client.headers)
+def asked(rig: Rig, client: Client, document: Json, base: str = "") -> Answer:
+    return rig.post(base + client.path, json.dumps(document).encode(), client.headers)
 
 
-def leave_after_a_part(rig: Rig, client: Client, first: Json) -> Json:
+def leave_after_a_part(rig: Rig, client: Client, first: Json, base: str = "") -> Json:
     """The client's connection ends when it has one part whole; the part."""
     with connected(rig.port) as sock:
-        sock.sendall(request_bytes(client.path, json.dumps(first).encode(), client.headers))
+        sock.sendall(request_bytes(base + client.path, json.dumps(first).encode(), client.headers))
         return first_part(read_to_a_part(sock, client))
+
+
+def started_again(client: Client, first: Json) -> tuple[Client, Json]:
+    """The next start of the same program: another session, thread and turn, and nothing else."""
+    if client is CLIENTS["codex"]:
+        turn = TURN.replace("turn-1", "turn-2")
+        return replace(client, headers=client.headers | {"x-codex-turn-metadata": turn}), {
+            **first,
+            "client_metadata": {"turn_id": "another"},
+            "prompt_cache_key": "another",
+        }
+    headers = client.headers | {"X-Claude-Code-Session-Id": "session-2"}
+    return replace(client, headers=headers), {**first, "metadata": {"user_id": "another"}}
 
 
 def read_to_a_part(sock: socket.socket, client: Client) -> bytes:
@@ -149,6 +163,36 @@ def test_retold_retry_of_an_answer_in_flight_gets_that_answer(running: Rig, clie
         if document["type"] == "response.output_item.done"
     ]
     assert done == ([1] if client is CLIENTS["codex"] else [])  # the item that it has got is not given twice
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["its connection is cut", "the proxy is killed"])
+@each_client
+def test_retold_retry_in_a_later_pass_of_a_run_is_not_sent(running: Rig, client: Client, dies: bool) -> None:
+    """The pass was given a call that an earlier start of the program made: what it got of that, it may repeat in its own words."""
+    first = client.ask(SLOW.format(0.3), "asked by the start before")
+    before = open_pass(running, "retold").path
+    leave_after_a_part(running, client, first, before)
+    base = open_pass(running, "retold").path
+    client, again = started_again(client, first)
+    part = leave_after_a_part(running, client, again, base)
+    if dies:
+        running.restart()
+    answer = asked(running, client, client.again(again, part), base)
+    assert (answer.status, answer.disposition) == ((client.refused, "refused") if dies else (200, "replayed"))
+    assert len(running.provider_receipts()) == 1
+
+
+@each_client
+def test_conversation_that_goes_on_in_a_run_beside_an_open_connection_is_sent(running: Rig, client: Client) -> None:
+    """The pass has its answer whole: what follows is another question, and waits for no close."""
+    base = open_pass(running, "goes-on").path
+    first = client.ask("synthetic/chunks=4,parts=1", "arrived in a run")
+    with connected(running.port) as sock:
+        sock.sendall(request_bytes(base + client.path, json.dumps(first).encode(), client.headers))
+        got = read_until(sock, b"0\r\n\r\n")
+        running.settled()
+        again = asked(running, client, client.again(first, first_part(got)), base)
+    assert (again.status, again.disposition, len(running.provider_receipts())) == (200, "forwarded", 2)
 
 
 @each_client

@@ -14,7 +14,7 @@ from ledger.events import CallDelivered, PassServed
 from ledger.ids import CallId, Head, Key, Scope
 from ledger.ladder import NEXT
 from ledger.stages import Effect
-from proxy.admission import obstacle
+from proxy.admission import stands_in_the_way_of_new
 from proxy.decisions import Ask, Attach, Forward, Live, Now, Place, Policy, Refuse, Replay, Verdict, Wait
 from tests.harness.histories import STARTED, Past, completed, requested_by
 from tests.harness.ledgers import DIGEST, NOW_MS
@@ -84,9 +84,8 @@ class RunWorld:
         """What the request gets; None: a refusal."""
         history = self.history(Key(key))
         states = sorted(self.calls.values(), key=lambda state: state.call)
-        unresolved = obstacle(
-            [state for state in states if state.duplicate_effect_risk], self.number, lambda _: Policy()
-        )
+        left = (state for state in states if state.unresolved and (state.served_pass or 0) < self.number)
+        unresolved = next((state for state in left if stands_in_the_way_of_new(state, Policy())), None)
         place = Place(self.number, history.position, unresolved)
         now = Now(NOW_MS + len(self.past.records), 10**6, settled=settled, waited_for_close=True)
         asks = Ask("derived", DIGEST, DIGEST, "http://up/v1/x", "exact", marked)
@@ -136,6 +135,8 @@ class RunWorld:
     def advance(self, call: CallId) -> None:
         """One step towards the answer."""
         match self.flights[call]:
+            case "claimed" if self.calls[call].served_pass != self.number:
+                del self.flights[call]  # its pass is closed: the ledger lets nothing start
             case "claimed":
                 self.past.step(call, "attempt.started")
                 self.flights[call] = "started"

@@ -73,7 +73,7 @@ async def registry(told: Told) -> Registry:
 
 
 def live(registry: Registry) -> Live:
-    return registry.live([STATE])[CALL]
+    return registry.live([STATE], None)[CALL]
 
 
 async def test_history_older_than_a_flights_end_is_outran(registry: Registry, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from proxy.admission import decide
-from proxy.decisions import Refuse, Wait
+from proxy.decisions import Wait
 from proxy.passes import BadRunError, checked_run
 from tests.harness.runs_world import (
     Decide,
@@ -221,10 +221,28 @@ def test_unusable_run_id_is_named_with_its_remedy(name: str) -> None:
         checked_run(name)
 
 
-def test_refusal_of_a_diverged_run_names_the_unknown_call() -> None:
-    """Not the request's own, which is on no record."""
+def test_what_is_parked_stands_in_the_way_of_what_is_new() -> None:
+    """Setting it aside said nothing about its effect."""
     world = left_unknown()
     world.crash()
+    (unknown,) = (state for state in world.calls.values() if state.unresolved)
+    world.past.step(unknown.call, "reconcile.decided:parked")
     world.open_pass()
-    assert world.ask("C") is None
-    assert isinstance(Refuse("x", world.refused[0]).call.call, str)  # type: ignore[arg-type]
+    assert world.ask("B in other words") is None
+    assert [state.call for state in world.refused] == [unknown.call]
+
+
+def test_claim_of_a_closed_pass_is_never_sent() -> None:
+    """It waited for its turn when the next start came; that one has it sent, once."""
+    world = RunWorld(decide)
+    world.open_pass()
+    waiting = world.ask("A")
+    assert isinstance(waiting, Socket)
+    assert waiting.call is not None
+    world.open_pass()
+    world.finish(waiting.call)
+    assert world.sends == 0
+    again = world.ask("A")
+    assert isinstance(again, Socket)
+    world.deliver(again)
+    assert world.sends == 1
