@@ -1,9 +1,10 @@
 """What the read commands ask, and how decisions reach the ledger: through the living owner, else under its lock."""
 
+import asyncio
 import platform
 import sqlite3
 import stat
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -13,8 +14,8 @@ import aiohttp
 from aiohttp import http_parser
 
 from ledger.codec import chained, decode
-from ledger.epochs import FileIdentity, StateDir, file_identity
-from ledger.errors import LedgerError
+from ledger.epochs import FileIdentity, Lock, StateDir, file_identity
+from ledger.errors import LedgerError, StateDirError
 from ledger.events import EpochOpened, PassOpened
 from ledger.ids import NO_CHAIN, CallId, Digest, Key
 from ledger.operations import Append, Appended
@@ -28,6 +29,8 @@ from proxy.reconcile.operator import DecisionRefusedError, Ruling
 from proxy.settings import Settings
 from proxy.views import call_detail, call_row, head_row, instant
 
+LOOK_AGAIN_S = 0.1
+LOOKS_FOR_OWNER = 50  # five seconds: who died is replaced in a fraction of one, on a busy machine in one or two
 UNRESOLVED_LOOKED_AT = 100_000  # calls `status` counts over; beyond it, it says so
 
 
@@ -130,20 +133,30 @@ async def reconcile(settings: Settings, call: CallId, ruling: Ruling) -> str:
         "by": ruling.by,
         "succeeds": ruling.succeeds,
     }
-    try:
-        _, answer = await ask_owner(state_dir.control_socket, "POST", "/reconcile", body)
-    except OwnerUnreachableError:
-        return await _reconcile_as_owner(settings, state_dir, call, ruling)
-    if "refused" in answer:
-        raise DecisionRefusedError(answer["refused"])
-    return str(answer["decided"])
-
-
-async def _reconcile_as_owner(settings: Settings, state_dir: StateDir, call: CallId, ruling: Ruling) -> str:
     if not state_dir.ledger.exists():
         raise NotFoundError(f"There is no ledger in {state_dir.root}. Name its --state-dir.")
-    state_dir.prepare()
-    lock = state_dir.lock()
+    while (lock := await lock_unless_owned(state_dir)) is None:
+        with suppress(OwnerUnreachableError):  # it died just now: look again whose it is
+            _, answer = await ask_owner(state_dir.control_socket, "POST", "/reconcile", body)
+            if "refused" in answer:
+                raise DecisionRefusedError(answer["refused"])
+            return str(answer["decided"])
+    return await _reconcile_as_owner(settings, state_dir, lock, call, ruling)
+
+
+async def lock_unless_owned(state_dir: StateDir) -> Lock | None:
+    """The lock; None where an owner answers, who is to be asked. One that is being replaced is waited for. Raises StateDirError."""
+    for _ in range(LOOKS_FOR_OWNER):
+        if await alive_calls(state_dir) is not None:
+            return None
+        state_dir.prepare()
+        with suppress(StateDirError):
+            return state_dir.lock()
+        await asyncio.sleep(LOOK_AGAIN_S)
+    return state_dir.lock()
+
+
+async def _reconcile_as_owner(settings: Settings, state_dir: StateDir, lock: Lock, call: CallId, ruling: Ruling) -> str:
     async with wiring.running(settings, state_dir, lock, wiring.recover(settings, state_dir)) as services:
 
         async def append(op: Append) -> Appended:

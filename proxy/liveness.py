@@ -25,6 +25,7 @@ from proxy.manifest import CallRequest
 OWED_LIMIT: Final = 65_536  # keys; a storm of refused first tries must not grow the process
 OWED_S: Final = 120  # no client comes back later; a debt that stands for ever would let some later retry be sent anew
 GIVE_UP_AGAIN_S: Final = 1  # a durable step takes milliseconds
+LED: Final = frozenset({"forwarded", "resumed"})  # dispositions of who got an answer while it came
 DELIVERED_REMEMBERED: Final = 4096  # calls; their `call.delivered` may be on its way to the disk for milliseconds
 
 
@@ -97,7 +98,9 @@ class Claimant:
             return "no"
         if error is None:
             return "fin"
-        return "acked" if self.is_stream else "no"
+        # A live stream's end comes last, and who resets behind it has read it. A recorded answer comes in one burst, which the
+        # kernel acknowledges while its reader may have seen nothing.
+        return "acked" if self.is_stream and self.disposition in LED else "no"
 
 
 class Registry:

@@ -22,7 +22,7 @@ from ledger.operations import Append, Erased
 from ledger.retention import Plan, Progress
 from proxy import control, wiring
 from proxy.control import OwnerUnreachableError, StagingError
-from proxy.inspection import NotFoundError, alive_calls
+from proxy.inspection import NotFoundError, lock_unless_owned
 from proxy.reconcile.operator import DecisionRefusedError
 from proxy.settings import Settings
 from proxy.views import instant
@@ -186,11 +186,9 @@ def _silent(*_: object) -> None:
 @asynccontextmanager
 async def _eraser(settings: Settings, state_dir: StateDir) -> AsyncIterator[Eraser]:
     """Through the living owner; without one: takes the lock and recovers first, so that nothing unfinished is skipped."""
-    if await alive_calls(state_dir) is not None:
+    if (lock := await lock_unless_owned(state_dir)) is None:
         yield partial(_through_owner, state_dir)
         return
-    state_dir.prepare()
-    lock = state_dir.lock()
     async with wiring.running(settings, state_dir, lock, wiring.recover(settings, state_dir)) as services:
         yield partial(control.erase, services.writer)
 

@@ -117,28 +117,32 @@ async def test_next_request_ends_the_claim(registry: Registry, told: Told, wire:
 
 
 @pytest.mark.parametrize(
-    ("whole", "acknowledged", "stream", "error", "how"),
+    ("disposition", "whole", "acknowledged", "stream", "error", "how"),
     [
-        (True, True, False, None, "fin"),
-        (True, True, True, None, "fin"),
-        (True, True, True, ConnectionResetError(), "acked"),
-        (True, True, False, ConnectionResetError(), "no"),
-        (True, False, True, None, "no"),
-        (False, True, True, None, "no"),
+        ("forwarded", True, True, False, None, "fin"),
+        ("replayed", True, True, True, None, "fin"),
+        ("forwarded", True, True, True, ConnectionResetError(), "acked"),
+        ("resumed", True, True, True, ConnectionResetError(), "acked"),
+        ("replayed", True, True, True, ConnectionResetError(), "no"),
+        ("attached", True, True, True, ConnectionResetError(), "no"),
+        ("forwarded", True, True, False, ConnectionResetError(), "no"),
+        ("forwarded", True, False, True, None, "no"),
+        ("forwarded", False, True, True, None, "no"),
     ],
 )
 async def test_lost_connection_says_how_it_delivered(
-    registry: Registry, told: Told, wire: Any, whole: bool, acknowledged: bool, stream: bool, error: Any, how: str
-) -> None:
-    """Semantics section 3: fin after an acknowledged end; a reset only after a stream's; anything else is no delivery."""
-    claimant = registry.claim(CALL, wire, "forwarded")
+    registry: Registry, told: Told, wire: Any, *, disposition: str, whole: bool, acknowledged: bool, stream: bool,
+    error: Any, how: str,
+) -> None:  # fmt: skip
+    """Semantics section 3: fin after an acknowledged end; a reset only after a live stream's; anything else is no delivery."""
+    claimant = registry.claim(CALL, wire, disposition)
     claimant.whole, claimant.is_stream = whole, stream
     if not acknowledged:
         wire.client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
         wire.server.setblocking(False)
         fill(wire.server)
     registry.connection_lost(wire, error)
-    assert told.deliveries == [(how, "forwarded")]
+    assert told.deliveries == [(how, disposition)]
 
 
 def fill(sock: socket.socket) -> None:
