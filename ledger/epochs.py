@@ -7,6 +7,7 @@ import os
 import secrets
 import stat
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,7 @@ from ledger.errors import StateDirError
 SECRET_BYTES: Final = 32
 # sun_path of sockaddr_un, less its final zero
 SOCKET_PATH_LIMIT_BYTES: Final = 103 if sys.platform == "darwin" else 107
+PROBED_S: Final = 0.02  # `is_owned` holds the lock for microseconds: who meets that tries once more
 SECRET_CONTEXT: Final = b"sendonce secret check"
 
 
@@ -52,6 +54,20 @@ class StateDir:
     def activity_log(self) -> Path:
         return self.root / "activity.log"
 
+    @property
+    def owner_lock(self) -> Path:
+        return self.root / "ledger.lock"
+
+    @property
+    def users_lock(self) -> Path:
+        """Shared by every `sendonce run` for as long as it uses the owner; exclusive: nobody does, and nobody may begin to."""
+        return self.root / "users.lock"
+
+    @property
+    def starts_lock(self) -> Path:
+        """Held by the `sendonce run` that looks for an owner and starts one where there is none."""
+        return self.root / "starts.lock"
+
     def prepare(self) -> None:
         """Creates what is missing, 0700, durably, and refuses what others may read. Raises StateDirError."""
         os.umask(0o077)
@@ -61,38 +77,75 @@ class StateDir:
                 "Choose a shorter --state-dir."
             )
         for directory in (self.root, self.spool, self.receipts):
-            # Before there is a ledger, a start that died may have made a directory whose name no disk knows yet.
-            to_sync = [each for each in (directory, *directory.parents) if not each.exists()]
-            if not to_sync and not self.ledger.exists():
-                to_sync = [directory]
-            try:
-                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-                for each in to_sync:
-                    sync_directory(each.parent)
-            except OSError as error:
-                raise StateDirError(
-                    f"The state directory {directory} cannot be created ({error.strerror}). Name another with --state-dir."
-                ) from error
-            _check_private(directory)
+            self._prepare(directory)
+
+    def prepare_root(self) -> None:
+        """As `prepare`, no more than the locks of runs need, and without its umask: a command inherits that. Raises StateDirError."""
+        self._prepare(self.root)
+
+    def _prepare(self, directory: Path) -> None:
+        # Before there is a ledger, a start that died may have made a directory whose name no disk knows yet.
+        to_sync = [each for each in (directory, *directory.parents) if not each.exists()]
+        if not to_sync and not self.ledger.exists():
+            to_sync = [directory]
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for each in to_sync:
+                sync_directory(each.parent)
+        except OSError as error:
+            raise StateDirError(
+                f"The state directory {directory} cannot be created ({error.strerror}). Name another with --state-dir."
+            ) from error
+        _check_private(directory)
 
     def lock(self) -> "Lock":
         """Takes the exclusive lock, which its holder keeps to the last write. Raises StateDirError."""
-        path = self.root / "ledger.lock"
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fd = _opened(self.owner_lock)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not _flocked(fd, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                time.sleep(PROBED_S)
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            owner = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
             os.close(fd)
             if error.errno not in (errno.EWOULDBLOCK, errno.EAGAIN):
                 raise
             raise StateDirError(
-                f"The state directory {self.root} belongs to a running sendonce (process {owner}). "
+                f"The state directory {self.root} belongs to a running sendonce (process {self.owner_named()}). "
                 "Stop that one, or give this one another --state-dir."
             ) from error
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         return Lock(fd)
+
+    def is_owned(self) -> bool:
+        """Somebody holds the lock: it serves, starts, ends, or decides."""
+        try:
+            fd = os.open(self.owner_lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return False
+        try:
+            return not _flocked(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        finally:
+            os.close(fd)
+
+    def owner_named(self) -> str:
+        """The process id that the last owner left for people."""
+        return self.owner_lock.read_text(errors="replace").strip() or "unknown"
+
+    def use(self) -> "Lock | None":
+        """A share in the owner's use; None while one ends because nobody used it."""
+        return _taken(self.users_lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+    def unused(self) -> "Lock | None":
+        """Nobody uses the owner, and nobody can while this is held. None: somebody does, or there is no state dir yet."""
+        try:
+            return _taken(self.users_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return None
+
+    def turn(self, *, wait: bool) -> "Lock | None":
+        """To look for an owner, and to start or end one; None: another one has it, and this one does not wait."""
+        return _taken(self.starts_lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
 
     def secret(self) -> bytes:
         """The ledger's 32 random bytes; made durable before they are first used. Raises StateDirError."""
@@ -121,6 +174,27 @@ class Lock:
 
     def release(self) -> None:
         os.close(self.fd)
+
+
+def _opened(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def _flocked(fd: int, how: int) -> bool:
+    """False where somebody else's lock stands against it."""
+    try:
+        fcntl.flock(fd, how)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _taken(path: Path, how: int) -> Lock | None:
+    fd = _opened(path)
+    if _flocked(fd, how):
+        return Lock(fd)
+    os.close(fd)
+    return None
 
 
 def secret_check(secret: bytes) -> str:

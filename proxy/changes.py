@@ -18,7 +18,7 @@ CHANGEABLE_WITHIN: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Reread:
-    """`values`: what changes, by field; nothing where the new settings cannot be read."""
+    """`values`: what changes, by field; nothing where the new settings or the certificate cannot be read."""
 
     sentence: str
     is_read: bool
@@ -32,6 +32,10 @@ def reread(now: Settings, read: Callable[[], Settings]) -> Reread:
     except SettingsError as error:
         return Reread(f"The settings cannot be read again, and nothing changes. {error}", is_read=False)
     values, changed, fixed = compared(now, asked)
+    try:
+        now.changed_by(values).tls()  # in a context of its own: what is served with keeps its pair
+    except ValueError as error:
+        return Reread(f"The certificate cannot be read again, and nothing changes: {error}.", is_read=False)
     sentence = f"The settings were read again; changed: {', '.join(changed) or 'none'}."
     if fixed:
         sentence += f" Only a restart changes {', '.join(fixed)}: restart sendonce, or set back what you changed."

@@ -24,18 +24,29 @@ from ledger.stages import Stage
 from proxy import deciding, inspection, run_commands, supervisor, systemd, tables, wiring
 from proxy import demo as demonstration
 from proxy import evidence as evidences
-from proxy.console import EXIT_USAGE, ConfigOption, JsonOption, StateDirOption, errors, fail, out, print_json, run
+from proxy.console import (
+    EXIT_POISONED,
+    EXIT_USAGE,
+    ConfigOption,
+    JsonOption,
+    StateDirOption,
+    errors,
+    fail,
+    out,
+    print_json,
+    run,
+)
 from proxy.control import OwnerSilentError
 from proxy.environment import ElsewhereError
 from proxy.inspection import NotFoundError
 from proxy.passes import BadRunError
 from proxy.pruning import BadAgeError
 from proxy.reconcile.operator import DecisionRefusedError
-from proxy.running import CommandError, ProxyStartError
+from proxy.running import CommandError, PassRefusedError, ProxyStartError
 from proxy.settings import Settings, SettingsError, load, upstream_overrides
 from proxy.views import head_row
 
-EXIT_DEMO, EXIT_PORT, EXIT_DECISION, EXIT_UNREADABLE, EXIT_POISONED = 1, 3, 6, 13, 70
+EXIT_DEMO, EXIT_PORT, EXIT_DECISION, EXIT_UNREADABLE = 1, 3, 6, 13
 
 # Which errors are sentences, their exit code, and what to add where the error is a library's.
 _EXITS: Final[tuple[tuple[tuple[type[Exception], ...], int, str], ...]] = (
@@ -44,7 +55,7 @@ _EXITS: Final[tuple[tuple[tuple[type[Exception], ...], int, str], ...]] = (
     ((wiring.PortTakenError,), EXIT_PORT, ""),
     ((StartRefusedError,), StartRefusedError.exit_code, ""),
     ((UnreadableRecordError,), StartRefusedError.exit_code, ". Run sendonce doctor to see what else is damaged."),
-    ((DecisionRefusedError, OwnerSilentError), EXIT_DECISION, ""),
+    ((DecisionRefusedError, OwnerSilentError, PassRefusedError), EXIT_DECISION, ""),
     ((UnicodeError,), EXIT_USAGE, ". An argument or a file is not UTF-8 text."),
     (
         (sqlite3.Error, OSError),

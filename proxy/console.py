@@ -1,7 +1,9 @@
 """What every command of `sendonce` shares: its options, its two consoles, and how it ends with a sentence."""
 
+import os
 import sys
 from collections.abc import Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
@@ -13,6 +15,7 @@ from rich.console import Console
 T = TypeVar("T")
 
 EXIT_USAGE = 2
+EXIT_POISONED = 70  # what is on disk is unknown: the next start finds out
 
 errors = Console(stderr=True, soft_wrap=True, highlight=False)
 # Piped, a line is a line, however long: it is grepped, not looked at.
@@ -32,6 +35,12 @@ ReasonOption = Annotated[str, typer.Option("--reason", help="Goes on record, wor
 def fail(sentence: str, code: int) -> NoReturn:
     errors.print(f"sendonce: {sentence}", markup=False)
     raise SystemExit(code)
+
+
+def say(sentence: str) -> None:
+    """On stderr, from what goes on without a reader there: a proxy outlives the terminal or pipe that it was started in."""
+    with suppress(OSError):  # not by way of sys.stderr, whose buffer would keep what could not be written
+        os.write(sys.stderr.fileno(), f"sendonce: {sentence}\n".encode())
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

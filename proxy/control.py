@@ -12,7 +12,7 @@ import aiohttp
 import orjson
 from aiohttp import web
 
-from ledger.errors import ConflictError, LedgerError
+from ledger.errors import ConflictError, LedgerError, PoisonedError
 from ledger.events import BodyErased
 from ledger.ids import CallId, Digest
 from ledger.operations import Append, Appended, Entry, Erased, Erasure
@@ -47,6 +47,7 @@ def application(services: Services) -> web.Application:
                 "epoch": services.epoch,
                 "alive": calls,
                 "admitting": services.admits,
+                "draining": services.draining or services.poisoned,
                 "url": services.url,
                 "upstreams": {name: asdict(about) for name, about in behind(services.settings.upstreams).items()},
             }
@@ -86,10 +87,16 @@ def application(services: Services) -> web.Application:
 
 async def _open_pass(services: Services, request: web.Request) -> web.Response:
     asked = await request.json()
+    if services.draining:  # the asker has looked at `alive` a moment ago
+        return _json({"conflict": "the proxy is ending; start the run again"}, status=409)
     try:
         opened = await services.passes.open(asked["run"], asked["on_divergence"])
-    except (BadRunError, LedgerError) as refused:
-        return _json({"refused": str(refused)}, status=409)
+    except BadRunError as bad:
+        return _json({"refused": str(bad)}, status=409)
+    except PoisonedError as poisoned:
+        return _json({"poisoned": str(poisoned)}, status=503)
+    except LedgerError as conflict:
+        return _json({"conflict": str(conflict)}, status=409)
     return _json(asdict(opened) | {"url": services.url})
 
 

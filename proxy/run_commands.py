@@ -50,10 +50,11 @@ def run_(
     if report is not None:
         _check_writable(report)
     overrides = {"state_dir": state_dir, "upstreams": upstream_overrides(upstream or []) or None}
-    paths = wiring.state_dir_of(load(config, overrides))
+    settings = load(config, overrides)
+    paths = wiring.state_dir_of(settings)
     arguments = ["--state-dir", str(paths.root), *(("--config", str(config)) if config else ())]
     arguments += [word for pair in upstream or () for word in ("--upstream", pair)]
-    with running.proxy_for(paths, arguments) as owner:
+    with running.proxy_for(paths, arguments, settings.timeouts.stop_s) as owner:
         owner.variables(owner.url)  # one that points elsewhere is said before anything is opened
         opened = running.open_pass(paths, name, on_divergence)
         _say_opened(opened, command_options(paths.root))
@@ -87,7 +88,7 @@ def env(
     paths = wiring.state_dir_of(load(config, {"state_dir": state_dir}))
     if run_id is not None:
         checked_run(run_id)
-    if (owner := running.owner_of(paths)) is None:
+    if (owner := running.owner_of(paths)) is None or owner.draining:
         raise NotFoundError(f"No proxy runs over {paths.root}. Start it: sendonce serve{command_options(paths.root)}")
     base, variables = owner.url, owner.variables(owner.url)
     if run_id is not None:

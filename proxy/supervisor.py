@@ -1,6 +1,6 @@
 """The small parent of the serving process: it holds the listening sockets, and forks a warm child that serves.
 
-A child that dies by a signal or of poison is replaced at once: everything is imported, and connections wait in the backlog of
+A child that served and ends unasked, however it ends, is replaced at once: everything is imported, and connections wait in the backlog of
 sockets that never close. The parent has one thread, no event loop and no ledger, so a fork copies nothing that could be torn.
 """
 
@@ -20,9 +20,10 @@ from typing import Any, Final
 
 from ledger import codec, queries
 from proxy import changes, systemd
+from proxy.console import EXIT_POISONED, say
 from proxy.settings import Settings, command_options
+from proxy.wiring import PIECE_BYTES, USERS_LOOK_S, state_dir_of
 
-POISONED: Final = 70  # the exit code of a child that does not know what is on disk: the next start finds out
 SOUND_LIFE_S: Final = 1  # admitted for so long, a life is no start that fails: whatever ended it may come once
 BACK_OFF_S: Final = 0.1  # before the third start in a row, doubled with each: some ten tries in the first minute
 BACK_OFF_LIMIT_S: Final = 30  # a mended disk is noticed by a person no sooner
@@ -30,12 +31,12 @@ STOP_MARGIN_S: Final = 10  # beside timeouts.stop_s: the last commits and a chec
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 # Imported by others within a function, found by comparing sys.modules after a call with those before the start.
 LOADED_LATE: Final = ("encodings.idna",)
-PIECE_BYTES: Final = 4096  # of what a child says: a line of some ten bytes
+STOP: Final = b"s"  # down the lifeline: the first one to stop, another one to hurry
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What a child was given: it serves with these, and stops when `lifeline_fd` ends."""
+    """What a child was given: it serves with these; `lifeline_fd` tells it to stop, each byte and its end."""
 
     settings: Settings
     lifeline_fd: int
@@ -46,11 +47,11 @@ class Serving:
     def admits(self, epoch: int) -> None:
         self._say(f"admits {epoch}")
 
-    def reread(self, now: Settings) -> dict[str, Any]:
-        """What SIGHUP changes, by field. The parent has read the file too, and told what came of it."""
-        values = changes.reread(now, self._read).values
+    def reread(self, now: Settings) -> dict[str, Any] | None:
+        """What SIGHUP changes, by field, or None. The parent has read the file too, and told what came of it."""
+        found = changes.reread(now, self._read)
         self._say("reread")
-        return values
+        return found.values if found.is_read else None
 
     def _say(self, line: str) -> None:
         with suppress(BrokenPipeError):  # the parent is gone: the lifeline ends too
@@ -74,7 +75,8 @@ def hold(
 ) -> Serving:
     """Returns in each child, and only there; in the parent it ends in SystemExit with the exit code of the last child.
 
-    `read` gives the settings anew after SIGHUP, or raises SettingsError. At the end of `lifeline_fd` it stops as after SIGTERM.
+    `read` gives the settings anew after SIGHUP, or raises SettingsError. At the end of `lifeline_fd` it stops as after SIGTERM, once
+    no `sendonce run` uses it.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold credentials
     warm()
@@ -83,13 +85,13 @@ def hold(
     return _Supervisor(settings, sockets, read, lifeline_fd).run()
 
 
-def rereads_aloud(read: Callable[[], Settings]) -> Callable[[Settings], dict[str, Any]]:
-    """What SIGHUP changes in a serving process that has no parent of ours, by field."""
+def rereads_aloud(read: Callable[[], Settings]) -> Callable[[Settings], dict[str, Any] | None]:
+    """What SIGHUP changes in a serving process that has no parent of ours, by field; None: nothing, not even the certificate."""
 
-    def reread(now: Settings) -> dict[str, Any]:
+    def reread(now: Settings) -> dict[str, Any] | None:
         found = changes.reread(now, read)
-        _say(found.sentence)
-        return found.values
+        say(found.sentence)
+        return found.values if found.is_read else None
 
     return reread
 
@@ -118,6 +120,7 @@ class _Supervisor:
         self._death = ""  # how the last child died, for the sentence that tells of its replacement
         self._has_admitted = False
         self._kill_at_s: float | None = None  # set once it stops
+        self._is_orphaned = False  # whoever started it is gone: it stops once nobody uses it
         self._awake, wake = socket.socketpair()
         self._wake = wake
         for end in (self._awake, wake):
@@ -153,20 +156,21 @@ class _Supervisor:
             return Serving(self._settings, ends_fd, not self._has_admitted, says_fd, self._read)
         os.close(says_fd)
         os.close(ends_fd)
-        os.set_blocking(heard_fd, False)
+        for fd in (heard_fd, lifeline_fd):
+            os.set_blocking(fd, False)
         self._child = _Child(pid, heard_fd, lifeline_fd)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         return None
 
     def _become_child(self, *fds: int) -> None:
-        """A terminal's SIGINT is the parent's to hear. SIGHUP stays blocked, and so pending, until the child can obey."""
+        """What is sent to a whole group is the parent's to hear; it tells the child. SIGHUP stays pending until the child can obey."""
         signal.set_wakeup_fd(-1)
         for end in (self._awake, self._wake):
             end.close()
         for fd in (*fds, *([] if self._outer_fd is None else [self._outer_fd])):
             os.close(fd)
         for signum in SIGNALS:
-            signal.signal(signum, signal.SIG_IGN if signum is signal.SIGINT else signal.SIG_DFL)
+            signal.signal(signum, signal.SIG_IGN if signum in (signal.SIGINT, signal.SIGTERM) else signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, set(SIGNALS) - {signal.SIGHUP})
 
     def _hear(self) -> None:
@@ -187,7 +191,7 @@ class _Supervisor:
     def _admitted(self, child: _Child, epoch: str) -> None:
         child.admitted_at_s = time.monotonic()
         if self._died_at_s is not None:
-            _say(
+            say(
                 f"{self._death}; process {child.pid} admits requests {child.admitted_at_s - self._died_at_s:.2f} s later, "
                 f"in epoch {epoch}."
             )
@@ -203,10 +207,9 @@ class _Supervisor:
         os.close(child.lifeline_fd)
         code = os.waitstatus_to_exitcode(reaped[1])
         if self._kill_at_s is not None:
-            # SIGTERM reached it before it had anything to lose.
-            raise SystemExit(0 if code == -signal.SIGTERM else 128 - code if code < 0 else code)
-        if code >= 0 and code != POISONED:
-            raise SystemExit(code)
+            raise SystemExit(code if code >= 0 else 128 - code)
+        if code >= 0 and code != EXIT_POISONED and child.admitted_at_s is None:
+            raise SystemExit(code)  # a start that cannot succeed, and has said why
         self._died(child, code)
 
     def _died(self, child: _Child, code: int) -> None:
@@ -223,7 +226,7 @@ class _Supervisor:
         self._due_s = now_s + wait_s
         options = command_options(self._settings.state_dir.expanduser().absolute())
         when = f"in {wait_s:g} s" if wait_s else "at once"
-        _say(
+        say(
             f"{self._death} {'before' if child.admitted_at_s is None else 'soon after'} it admitted requests, "
             f"{self._short_lives} in a row. The next one starts {when}. What is wrong: sendonce doctor{options}"
         )
@@ -237,14 +240,17 @@ class _Supervisor:
         fds += [self._child.heard_fd] if self._child is not None and not self._child.is_silent else []
         fds += [] if self._outer_fd is None else [self._outer_fd]
         deadline_s = self._kill_at_s if self._child is not None else self._due_s
-        timeout_s = None if deadline_s is None else max(0.0, deadline_s - now_s)
-        readable, _, _ = select.select(fds, (), (), timeout_s)
-        if self._outer_fd is not None and self._outer_fd in readable:  # nobody ever writes: it has ended
+        timeouts_s = [] if deadline_s is None else [max(0.0, deadline_s - now_s)]
+        timeouts_s += [USERS_LOOK_S] if self._is_orphaned and self._kill_at_s is None else []
+        readable, _, _ = select.select(fds, (), (), min(timeouts_s, default=None))
+        if self._outer_fd is not None and self._outer_fd in readable and not os.read(self._outer_fd, PIECE_BYTES):
             os.close(self._outer_fd)
-            self._outer_fd = None
+            self._outer_fd, self._is_orphaned = None, True
+        # The lock is held until this process ends: who comes now waits for that, and starts a proxy of its own.
+        if self._is_orphaned and self._kill_at_s is None and state_dir_of(self._settings).unused() is not None:
             self._stop()
         if self._child is not None and self._kill_at_s is not None and time.monotonic() >= self._kill_at_s:
-            _say(
+            say(
                 f"The serving process {self._child.pid} has not stopped in time; it is killed, its calls stay as recorded."
             )
             os.kill(self._child.pid, signal.SIGKILL)
@@ -262,23 +268,28 @@ class _Supervisor:
             self._reread()
 
     def _stop(self) -> None:
-        """The first time it drains, the second time it hurries: that is the child's to know, it is told each time."""
+        """The first time it drains, the second time it hurries: that is the child's to know, it is told each time.
+
+        Not by a signal: who stops a whole group has sent the child one already.
+        """
         if self._kill_at_s is None:
             systemd.notify("STOPPING=1", "STATUS=Waiting for answers in flight")
             self._kill_at_s = time.monotonic() + self._settings.timeouts.stop_s + STOP_MARGIN_S
             for sock in self._sockets:
                 sock.close()
         if self._child is not None:
-            os.kill(self._child.pid, signal.SIGTERM)  # not yet waited for, so the number is still its own
+            with suppress(BrokenPipeError, BlockingIOError):  # it ends already; or it was told thousands of times
+                os.write(self._child.lifeline_fd, STOP)
 
     def _reread(self) -> None:
         """For this child and later ones. What the child makes of it is the same: it reads and compares by the same functions."""
         systemd.notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         found = changes.reread(self._settings, self._read)
         self._settings = self._settings.changed_by(found.values)  # an epoch of a later child has them on record
-        _say(found.sentence)
+        say(found.sentence)
         if found.is_read and self._child is not None:
-            os.kill(self._child.pid, signal.SIGHUP)  # it says when it has obeyed
+            # Not yet waited for, so the number is still its own; it says when it has obeyed.
+            os.kill(self._child.pid, signal.SIGHUP)
         else:
             systemd.notify("READY=1")
 
@@ -292,7 +303,3 @@ def back_off_s(short_lives: int) -> float:
 
 def _noted(_signum: int, _frame: object) -> None:
     pass
-
-
-def _say(sentence: str) -> None:
-    print(f"sendonce: {sentence}", file=sys.stderr, flush=True)

@@ -47,4 +47,5 @@ def notify(*lines: str) -> None:
     if address.startswith("@"):  # in the abstract namespace
         address = "\0" + address[1:]
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as told:
+        told.setblocking(False)  # a reader that is stuck holds nobody up
         told.sendto("\n".join(lines).encode(), address)

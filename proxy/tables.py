@@ -1,7 +1,6 @@
 """What people see: rich tables of the rows that `--json` gives whole."""
 
 import shlex
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,9 +19,8 @@ from proxy.settings import command_options
 UNRESOLVED_SHOWN: Final = 10  # a screen's worth
 
 
-def announce(services: Services, sock: socket.socket) -> None:
+def announce(services: Services) -> None:
     """Where it listens, where it records, and the line to set in each SDK."""
-    del sock
     base = services.url
     print(f"sendonce listens on {base}, epoch {services.epoch}")
     print(f"state dir {services.state_dir.root}")
@@ -31,7 +29,7 @@ def announce(services: Services, sock: socket.socket) -> None:
     print(f"  others: {', '.join(f'{base}/{name}' for name in services.settings.upstreams)}", flush=True)
 
 
-def announce_nothing(services: Services, sock: socket.socket) -> None:
+def announce_nothing(services: Services) -> None:
     """A replacement listens where the first one did."""
 
 

@@ -2,12 +2,12 @@
 
 import asyncio
 import contextlib
+import os
 import resource
 import secrets
 import signal
 import socket
 import ssl
-import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final
@@ -25,6 +25,7 @@ from ledger.writer import Writer
 from proxy import clock, control
 from proxy.activity import Activity
 from proxy.connections import DataServer, accept_tls, assert_c_parser
+from proxy.console import say
 from proxy.forwarder import Forwarder
 from proxy.ingress import Ingress
 from proxy.interpreter import Interpreter, judge_salvaged
@@ -33,11 +34,13 @@ from proxy.outbound import Outbound
 from proxy.passes import Passes
 from proxy.preserve import Preserver
 from proxy.services import Services
-from proxy.settings import Settings, command_options
+from proxy.settings import Settings, SettingsError, command_options
 
 LINEAGE_BYTES: Final = 8
 SHUTDOWN_S: Final = 0.5  # for handlers whose answer is written; what is in flight was waited for already
 BACKLOG: Final = 1024  # connections the kernel holds while recovery runs
+PIECE_BYTES: Final = 4096  # of a pipe between parent and child: a line of some ten bytes, or one
+USERS_LOOK_S: Final = 0.2  # whether anybody still uses a proxy whose starter is gone; locks wake nobody
 
 
 class PortTakenError(Exception):
@@ -87,14 +90,15 @@ def recover(settings: Settings, state_dir: StateDir, acceptance: Acceptance | No
 async def serve(
     settings: Settings,
     sockets: Sequence[socket.socket],
-    announce: Callable[[Services, socket.socket], None],
-    reread: Callable[[Settings], dict[str, Any]],
+    announce: Callable[[Services], None],
+    reread: Callable[[Settings], dict[str, Any] | None],
     admits: Callable[[int], None] | None = None,
     lifeline_fd: int | None = None,
 ) -> None:
-    """Runs until SIGTERM, the end of `lifeline_fd`, poison, or SIGINT where nobody ignores it. Raises PoisonedError.
+    """Runs until it is told to stop (`stops`), or is poisoned. Raises PoisonedError, and SettingsError for a bad certificate.
 
-    `admits` is called with the epoch once requests are. SIGHUP changes what `reread` makes of the settings so far, by field.
+    `admits` is called with the epoch once requests are: who gives it is a supervisor. SIGHUP changes what `reread` makes of the
+    settings so far, by field; None changes nothing.
     """
     assert_c_parser()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold credentials
@@ -103,8 +107,11 @@ async def serve(
     state_dir = state_dir_of(settings)
     state_dir.prepare()
     lock = state_dir.lock()
-    stop, hurry = stops(lifeline_fd, interruptible=lifeline_fd is None)
-    tls = settings.tls()
+    stop, hurry = stops(lifeline_fd, state_dir, supervised=admits is not None)
+    try:
+        tls = settings.tls()
+    except ValueError as error:
+        raise SettingsError(f"{error}. Mend the files, or name others.") from error
     async with running(settings, state_dir, lock, recover(settings, state_dir)) as services:
         rereads(services, reread, tls)
         server = DataServer(Ingress(services), services.registry.connection_lost, settings.timeouts.client_header_s)
@@ -115,7 +122,7 @@ async def serve(
         await web.UnixSite(runner, str(state_dir.control_socket)).start()
         state_dir.control_socket.chmod(0o600)
         services.url = url_of(settings, sockets[0])
-        announce(services, sockets[0])
+        announce(services)
         if admits is not None:
             admits(services.epoch)
         await _until(stop, services)
@@ -131,38 +138,64 @@ async def serve(
         state_dir.control_socket.unlink(missing_ok=True)
 
 
-def stops(lifeline_fd: int | None, *, interruptible: bool) -> tuple[asyncio.Event, asyncio.Event]:
-    """`stop`, and `hurry` where it is asked for again. At the end of the lifeline whoever held it is dead."""
+def stops(lifeline_fd: int | None, state_dir: StateDir, *, supervised: bool) -> tuple[asyncio.Event, asyncio.Event]:
+    """`stop`, and `hurry` where it is asked for again: by SIGTERM or SIGINT, or by a byte from a supervisor.
+
+    At the end of the lifeline whoever held it is dead: a supervisor, whose ports are gone with it, or a `sendonce run`, beside
+    which others may use this process.
+    """
     loop, stop, hurry = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
 
     def stop_or_hurry() -> None:
         (hurry if stop.is_set() else stop).set()
 
-    def orphaned() -> None:
-        assert lifeline_fd is not None
-        loop.remove_reader(lifeline_fd)
-        stop.set()
+    def stop_unused() -> None:
+        if state_dir.unused() is None:
+            loop.call_later(USERS_LOOK_S, stop_unused)
+        else:  # and the lock is held until this process ends
+            stop.set()
 
-    for signum in (signal.SIGTERM, signal.SIGINT) if interruptible else (signal.SIGTERM,):
+    def told() -> None:
+        assert lifeline_fd is not None
+        orders = os.read(lifeline_fd, PIECE_BYTES)
+        if orders:
+            for _ in orders if supervised else b"":
+                stop_or_hurry()
+            return
+        loop.remove_reader(lifeline_fd)
+        if supervised:
+            stop.set()
+        else:
+            stop_unused()
+
+    for signum in () if supervised else (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop_or_hurry)
     if lifeline_fd is not None:
-        loop.add_reader(lifeline_fd, orphaned)
+        loop.add_reader(lifeline_fd, told)
     return stop, hurry
 
 
-def rereads(services: Services, reread: Callable[[Settings], dict[str, Any]], tls: ssl.SSLContext | None) -> None:
+def rereads(
+    services: Services, reread: Callable[[Settings], dict[str, Any] | None], tls: ssl.SSLContext | None
+) -> None:
     """From now on SIGHUP changes the settings, and gives new connections the certificate that is in its files now."""
 
     async def change() -> None:
         settings = services.settings
-        values = reread(settings)
-        digest = settings.changed_by(values).digest
+        if (values := reread(settings)) is None:
+            return
+        changed = settings.changed_by(values)
+        if tls is not None and changed.tls_cert is not None:
+            try:
+                tls.load_cert_chain(changed.tls_cert, changed.tls_key)
+            except OSError as error:  # `reread` has just tried them: they were changed since
+                say(f"The certificate cannot be read again, and nothing changes: {error}. Send SIGHUP again.")
+                return
+        digest = changed.digest
         if digest != settings.digest:  # on record before a claim leans on it
             configured = EpochConfigured(services.epoch, digest)
             await services.writer.append(Append((Entry(None, None, configured),)))
         settings.take(values)
-        if tls is not None and settings.tls_cert is not None:
-            tls.load_cert_chain(settings.tls_cert, settings.tls_key)
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: services.spawn(change()))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # one that came before now is obeyed now
@@ -238,10 +271,7 @@ async def running(settings: Settings, state_dir: StateDir, lock: Lock, recovered
 async def drain(services: Services, limit_s: float, hurry: asyncio.Event) -> None:
     """Lets answers in flight end, until the limit or a second signal. What is left stays unknown, which is the truth."""
     if flights := services.registry.flights:
-        print(
-            f"sendonce: waiting for {len(flights)} answers, up to {limit_s:g} s; a second signal stops at once",
-            file=sys.stderr,
-        )
+        say(f"waiting for {len(flights)} answers, up to {limit_s:g} s; a second signal stops at once")
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
             while flights := services.registry.flights:  # a request that waited may still begin one

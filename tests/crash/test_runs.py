@@ -13,7 +13,7 @@ from tests.harness.agent_runs import (
     settle_all,
     started,
 )
-from tests.harness.processes import provider_in, rig, until
+from tests.harness.processes import rig, until
 
 REFUSED = "sendonce does not send it again"
 HELD = "synthetic/hold=forever,times={}"
@@ -156,28 +156,3 @@ def test_run_over_a_restored_ledger_says_so_and_pays_for_nothing_twice(tmp_path:
         assert (refused.code, len(refused.answers), REFUSED in refused.err) == (1, 1, True), refused
         assert "ledger_head_changed" in refused.err
         assert len(made.provider_receipts()) == 3
-
-
-def test_run_without_a_running_proxy_has_one_of_its_own(tmp_path: Path) -> None:
-    """It ends with the command, and the next run over the same state dir starts another."""
-    script = [("synthetic", "step 1", 1)]
-    with provider_in(tmp_path) as made:
-        options = [word for name in ("openai", "anthropic") for word in ("--upstream", f"{name}={made.provider_url}")]
-        first = run_whole(made, "alone", agent("openai", script), *options)
-        assert (first.code, made.status()["running"]) == (0, False), first
-        second = run_whole(made, "alone", agent("openai", script), *options)
-        assert second.answers == first.answers
-        assert len(made.provider_receipts()) == 1
-
-
-def test_killed_run_takes_its_own_proxy_with_it(tmp_path: Path) -> None:
-    """Nothing is left that holds the state dir."""
-    with provider_in(tmp_path) as made:
-        options = ["--upstream", f"openai={made.provider_url}"]
-        script = [("synthetic/hold=forever,times=1", "step 1", 1)]
-        with started(made, "alone", agent("openai", script), *options) as running:
-            until(made.provider_receipts)
-            running.kill()
-            until(lambda: not made.status()["running"])
-        refused = run_whole(made, "alone", agent("openai", script), *options)
-        assert (refused.code, REFUSED in refused.err, len(made.provider_receipts())) == (1, True, 1), refused

@@ -27,7 +27,7 @@ from tests.harness.processes import (
     provider_in,
     until,
 )
-from tests.harness.supervised import LISTENS, is_gone, kill_serving, start_supervised
+from tests.harness.supervised import LISTENS, is_gone, kill_serving, next_serving, start_supervised
 
 SLOW: Final = "synthetic/chunks=40,interval=0.05"
 
@@ -112,6 +112,49 @@ def test_poisoned_process_is_replaced_and_its_answer_is_salvaged(provided: Rig) 
     assert provided.proxy_process is not None
     assert provided.proxy_process.stop() == 0
     assert "ended with exit code 70" in provided.proxy_process.complained
+
+
+def test_served_process_that_ends_unasked_is_replaced_whatever_its_exit_code(provided: Rig) -> None:
+    """Here 0: it was told to stop by somebody else than its parent, over the lifeline that both hold."""
+    process = start_supervised(provided)
+    port, before = provided.port, provided.serving_pid
+    with shared_pipe(before, process.child.pid).open("wb", buffering=0) as told:
+        told.write(b"s")
+    next_serving(provided, before)
+    assert provided.chat(chat(text="after an end unasked")).status == 200
+    assert (provided.port, process.stop()) == (port, 0)
+    assert f"The serving process {before} ended with exit code 0" in process.complained
+
+
+def shared_pipe(child: int, parent: int) -> Path:
+    """The pipe that the child reads and the parent writes to; it can be opened by this name."""
+
+    def pipes(pid: int, mode: str) -> dict[Path, Path]:
+        found = {}
+        for path in Path(f"/proc/{pid}/fd").iterdir():
+            flags = Path(f"/proc/{pid}/fdinfo/{path.name}").read_text().split("flags:")[1].split()[0]
+            if str(path.readlink()).startswith("pipe:") and flags.endswith(mode):
+                found[path.readlink()] = path
+        return found
+
+    (shared,) = pipes(child, "0").keys() & pipes(parent, "1").keys()  # O_RDONLY, O_WRONLY
+    return pipes(child, "0")[shared]
+
+
+def test_supervisor_whose_stderr_nobody_reads_goes_on(provided: Rig) -> None:
+    """The terminal or the log's pipe that it was started in is gone, and so is systemd's socket: it replaces, and stops, in silence."""
+    process = start_supervised(provided, NOTIFY_SOCKET=str(provided.state_dir / "nobody"))
+    assert provided.chat(chat(text="read")).status == 200  # so it has said all that it says on stdout
+    for pipe in (process.child.stdout, process.child.stderr):
+        assert pipe is not None
+        pipe.close()
+    kill_serving(provided)
+    assert provided.chat(chat(text="unread")).status == 200
+    with closing(begin(provided, CHAT_PATH, chat(SLOW, "stopped unread", stream=True))) as connection:
+        response = connection.getresponse()
+        process.child.send_signal(signal.SIGTERM)
+        assert response.read().endswith(b"data: [DONE]\n\n")
+    assert process.wait() == 0
 
 
 def test_start_that_always_dies_backs_off_with_a_sentence_each(tmp_path: Path) -> None:
@@ -200,7 +243,7 @@ def test_end_of_the_lifeline_is_a_stop(provided: Rig, how: dict[str, str]) -> No
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_stop_lets_a_stream_end_and_takes_no_new_connection(provided: Rig, signum: signal.Signals) -> None:
-    """To the group too, as a terminal sends it: the child does not take the parent's SIGINT for a second one. Exit 0."""
+    """To the group, as terminals, systemd and docker send it: for the child it is no second one, and no hurry. Exit 0."""
     process = start_supervised(provided)
     idle = provided.serving_pid
     with connected(provided.port) as kept, connected(provided.port) as streaming:
@@ -208,9 +251,8 @@ def test_stop_lets_a_stream_end_and_takes_no_new_connection(provided: Rig, signu
         assert read_answer(kept).status == 200
         streaming.sendall(request_bytes(CHAT_PATH, chat(SLOW, f"stopped by {signum}", stream=True)))
         read_until(streaming, b"data: ")
-        process.child.send_signal(signum)
-        if signum == signal.SIGINT:
-            os.kill(idle, signum)
+        for pid in (idle, process.child.pid, idle):
+            os.kill(pid, signum)
         until(lambda: not is_listening(provided.port))
         kept.sendall(request_bytes(CHAT_PATH, chat(text="too late")))
         late = read_answer(kept)
@@ -218,6 +260,20 @@ def test_stop_lets_a_stream_end_and_takes_no_new_connection(provided: Rig, signu
         read_until(streaming, b"data: [DONE]\n\n")
     assert process.wait() == 0
     assert call_of(provided)["stage"] == "completed"
+
+
+def test_second_signal_hurries_and_cuts_what_is_in_flight(provided: Rig) -> None:
+    """Handed on by the parent, though the first would have waited for a minute."""
+    process = start_supervised(provided, SENDONCE_TIMEOUTS__STOP_S="60")
+    with connected(provided.port) as streaming:
+        body = chat("synthetic/chunks=5000,interval=0.1", "hurried", stream=True)
+        streaming.sendall(request_bytes(CHAT_PATH, body))
+        read_until(streaming, b"data: ")
+        process.child.send_signal(signal.SIGTERM)
+        until(lambda: not is_listening(provided.port))
+        process.child.send_signal(signal.SIGTERM)
+        assert process.wait() == 0
+    assert call_of(provided)["stage"] == "effect_happened"
 
 
 def is_listening(port: int) -> bool:

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -13,12 +14,14 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+import trustme
 
 from ledger.events import CallRequested
 from proxy.settings import Timeouts
 from proxy.supervisor import STOP_MARGIN_S
 from tests.harness.crashes import call_of
 from tests.harness.processes import (
+    ALONE,
     ROOT,
     SUPERVISED,
     Process,
@@ -83,6 +86,57 @@ def config_is_read_again(process: Process) -> None:
     """Once its SIGHUP is pending no more: it was taken, and signals are obeyed in order."""
     status = Path(f"/proc/{process.child.pid}/status")
     until(lambda: int(next(line for line in status.read_text().splitlines() if line.startswith("ShdPnd"))[7:], 16) == 0)
+
+
+@pytest.mark.parametrize("how", [SUPERVISED, ALONE], ids=["supervised", "alone"])
+def test_sighup_gives_new_connections_a_renewed_certificate_and_keeps_it_over_a_bad_one(
+    provided: Rig, tmp_path: Path, how: dict[str, str]
+) -> None:
+    """Files that are no certificate are a sentence, whether the settings name them still or no more; it serves on with its pair."""
+    ca, config, cert, key = trustme.CA(), tmp_path / "config.toml", tmp_path / "cert.pem", tmp_path / "key.pem"
+    client, with_tls = ssl.create_default_context(), f'tls_cert = "{cert}"\ntls_key = "{key}"\n'
+    ca.configure_trust(client)
+
+    def renew() -> None:
+        issued = ca.issue_cert("127.0.0.1")
+        issued.private_key_pem.write_to_path(str(key))
+        cert.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+
+    def served(path: str = "/_sendonce/health") -> object:
+        """The certificate of a new connection, on which a request is answered."""
+        with (
+            socket.create_connection(("127.0.0.1", process.port), 30) as sock,
+            client.wrap_socket(sock, server_hostname="127.0.0.1") as connection,
+        ):
+            connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200 ")
+            return connection.getpeercert()["serialNumber"]  # type: ignore[index]
+
+    def told() -> str:
+        process.child.send_signal(signal.SIGHUP)
+        assert process.child.stderr is not None
+        return process.child.stderr.readline()
+
+    renew()
+    config.write_text(with_tls)
+    serve = ["-m", "proxy", "serve", "--port", "0", "--state-dir", str(provided.state_dir), "--config", str(config)]
+    process = provided.proxy_process = Process(serve, r"listens on https://[^ ]*:(\d+)", how)
+    first = served()
+    cert.write_text("no certificate")
+    assert "The settings cannot be read again, and nothing changes. The settings do not go together: tls_cert" in told()
+    assert served() == first
+    config.write_text("")
+    assert "The certificate cannot be read again, and nothing changes: tls_cert and tls_key cannot be used" in told()
+    assert served() == first
+    renew()
+    config.write_text(with_tls)
+    assert "The settings were read again; changed: none." in told()
+    until(lambda: served() != first)
+    second = served()
+    if how is SUPERVISED:
+        kill_serving(provided)
+        assert served() == second
+    assert process.stop() == 0
 
 
 def test_sighup_puts_the_changed_acceptances_on_record_before_they_count(provided: Rig, tmp_path: Path) -> None:

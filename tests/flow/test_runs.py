@@ -1,17 +1,18 @@
-"""Runs over real sockets: what a new start gets, whose requests are stale, and the commands around a run."""
+"""Runs over real sockets: what a new start gets and whose requests are stale."""
 
+import asyncio
 import json
-import signal
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.harness.agent_runs import counts, passes, run_whole, started
+from proxy.control import ask_owner
+from tests.harness.agent_runs import counts, meets, passes, run_whole, started
 from tests.harness.passes import open_pass
-from tests.harness.processes import Rig, chat, message, rig, until
+from tests.harness.processes import Rig, chat, message, rig
 
 
 @pytest.fixture(scope="module")
@@ -162,14 +163,37 @@ def test_pass_stands_for_the_callers_token(tmp_path: Path) -> None:
         assert guess.code == "stale_pass"
 
 
-def test_two_starts_at_once_the_last_wins_and_names_the_earlier(running: Rig) -> None:
-    """Each is told which pass it closed; only the newest is served."""
-    with ThreadPoolExecutor() as pool:
-        opened = sorted(pool.map(lambda _: open_pass(running, "at once"[:2]), range(4)), key=lambda one: one.number)
-    assert [one.opened["earlier"] for one in opened] == [None, 1, 2, 3]
-    answers = [one.chat(chat(text="at once")) for one in opened]
-    assert [answer.code for answer in answers[:3]] == ["stale_pass"] * 3
-    assert answers[3].status == 200
+def test_two_starts_at_once_the_last_wins_and_names_the_earlier(running: Rig, tmp_path: Path) -> None:
+    """Two commands: one is told which pass it closed, and only that one is served."""
+    command = meets(tmp_path / "met", 2)
+    with started(running, "together", command) as one, started(running, "together", command) as two:
+        ended = sorted((one.ended(), two.ended()), key=lambda each: each.out)
+    assert [(each.code, each.answers) for each in ended] == [(0, [["1", "stale_pass"]]), (0, [["2", None]])]
+    assert ["it closes pass 1" in each.err for each in ended] == [False, True]
+
+
+def test_too_many_starts_at_once_are_told_so(running: Rig) -> None:
+    """Each opening that wins makes the others look again; who has lost five times is told, and not that its id is bad."""
+
+    async def opened() -> list[dict[str, Any]]:
+        asked = {"run": "crowd", "on_divergence": "refuse"}
+        asks = [ask_owner(running.paths.control_socket, "POST", "/passes", asked) for _ in range(40)]
+        return [answer for _, answer in await asyncio.gather(*asks)]
+
+    answers = asyncio.run(opened())
+    assert {frozenset(answer) & {"number", "conflict"} for answer in answers} == {
+        frozenset({"number"}),
+        frozenset({"conflict"}),
+    }
+    assert "is being started again and again" in next(each["conflict"] for each in answers if "conflict" in each)
+
+
+def test_proxy_that_cannot_record_is_no_bad_run_id(tmp_path: Path) -> None:
+    """Its disk fails as the pass is opened: exit 70, as of the proxy itself."""
+    with rig(tmp_path) as made:
+        made.restart("before-commit=eio")
+        ended = run_whole(made, "fine", ["true"])
+        assert (ended.code, "cannot record" in ended.err, "Traceback" in ended.err) == (70, True, False), ended
 
 
 def test_background_response_that_still_runs_is_a_gate(running: Rig) -> None:
@@ -199,102 +223,6 @@ def test_unresolved_call_is_a_gate_with_the_command_that_shows_it(tmp_path: Path
         assert (row["run"], row["passes"], row["calls"], row["unresolved"]) == ("gates", 2, 1, 1)
 
 
-# --- the commands ------------------------------------------------------------------------------------------------------
-
-PRINTS = [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
-
-
-def test_command_gets_every_sdks_variable(running: Rig) -> None:
-    """Each behind its upstream's name, in this pass; and its exit code is the run's."""
-    ended = run_whole(running, "variables", PRINTS)
-    (found,) = ended.answers
-    base = found["OPENAI_BASE_URL"].removesuffix("/openai/v1")
-    assert base.startswith(f"{running.url}/run/variables/1-")
-    assert (found["ANTHROPIC_BASE_URL"], found["GOOGLE_GEMINI_BASE_URL"]) == (f"{base}/anthropic", f"{base}/gemini")  # type: ignore[index]
-    assert run_whole(running, "variables", ["sh", "-c", "exit 7"]).code == 7
-    assert run_whole(running, "variables", ["sh", "-c", "kill -9 $$"]).code == 128 + signal.SIGKILL
-
-
-def test_run_without_an_id_makes_one_and_prints_it(running: Rig) -> None:
-    """So that it can be continued."""
-    ended = run_whole(running, None, ["true"])
-    name = ended.err.split("run ")[1].split(",")[0]
-    assert ended.code == 0
-    assert f"run {name}, pass 1:" in ended.err
-    assert run_whole(running, name, ["true"]).err.count(f"run {name}, pass 2") == 2
-
-
-@pytest.mark.parametrize(
-    ("name", "command", "code", "sentence"),
-    [
-        ("a/b", ["true"], 2, "The run id 'a/b' cannot be used"),
-        ("x" * 300, ["true"], 2, "(300 characters)"),
-        ("nächtlich", ["true"], 2, "Use 1 to 128 of the characters"),
-        ("", ["true"], 2, "The run id '' cannot be used"),
-        ("fine", ["no-such-program"], 127, "The command 'no-such-program' does not exist"),
-        ("fine", ["./README.md"], 126, "The command './README.md' cannot be executed"),
-    ],
-)
-def test_bad_input_is_named_and_opens_nothing(
-    running: Rig, name: str, command: list[str], code: int, sentence: str
-) -> None:
-    """Before a pass is opened or a proxy started."""
-    ended = run_whole(running, name, command)
-    assert (ended.code, sentence in ended.err, "Traceback" in ended.err) == (code, True, False), ended
-    assert running.command("runs", "fine").returncode == 2
-
-
-def test_variable_that_points_at_another_provider_is_refused(running: Rig) -> None:
-    """Its key would go to the wrong one."""
-    ended = run_whole(running, "elsewhere", ["true"], OPENAI_BASE_URL="https://llm.example.com/v1")
-    assert ended.code == 2
-    assert "OPENAI_BASE_URL is https://llm.example.com/v1" in ended.err
-    assert running.command("runs", "elsewhere").returncode == 2
-
-
-def test_variable_that_names_a_known_upstream_is_moved_behind_it(running: Rig) -> None:
-    """Groq's endpoint in OpenAI's variable stays Groq's."""
-    ended = run_whole(running, "moved", PRINTS, OPENAI_BASE_URL="https://api.groq.com/openai/v1")
-    (found,) = ended.answers
-    assert found["OPENAI_BASE_URL"].endswith("/groq/v1")  # type: ignore[index]
-
-
-def test_termination_is_passed_on_to_the_command(running: Rig) -> None:
-    """It ends as it wishes, and its exit code stands."""
-    shell = "trap 'exit 5' TERM; echo '\"ready\"'; while :; do sleep 0.05; done"
-    with started(running, "terminated", ["bash", "-c", shell]) as made:
-        assert made.child.stdout is not None
-        made.child.stdout.readline()
-        made.child.send_signal(signal.SIGTERM)
-        assert made.ended().code == 5
-
-
-def test_env_prints_what_a_shell_takes(running: Rig) -> None:
-    """Without a run the plain base URLs, with one those of a new pass; as JSON with Codex's arguments."""
-    plain = json.loads(running.command("env", "--json").stdout)
-    assert plain["OPENAI_BASE_URL"] == f"{running.url}/openai/v1"
-    assert plain["codex"] == ["-c", f'openai_base_url="{running.url}/openai/v1"']
-    shell = running.command("env", "--id", "shell").stdout
-    assert f"export ANTHROPIC_BASE_URL={running.url}/run/shell/1-" in shell
-    assert json.loads(running.command("runs", "shell", "--json").stdout)["passes"][0]["pass"] == 1
-
-
-def test_env_without_a_proxy_says_how_to_start_one(tmp_path: Path) -> None:
-    """It starts nothing itself: what it printed would outlive it."""
-    with rig(tmp_path) as made:
-        assert made.proxy_process is not None
-        made.proxy_process.stop()
-        done = made.command("env")
-        assert (done.returncode, "Start it: sendonce serve" in done.stderr) == (2, True)
-
-
-def test_report_is_written_for_programs(running: Rig, tmp_path: Path) -> None:
-    """The counts at the end, as `runs --json` has them."""
-    path = tmp_path / "report.json"
-    run_whole(running, "report", ["true"], "--report", str(path))
-    assert json.loads(path.read_text())["passes"][0]["sent"] == 0
-
-
 def test_anthropic_agents_run_under_their_own_column(running: Rig) -> None:
     """A refusal in a run has the status that the dialect's clients stop at."""
     first = open_pass(running, "anthropic")
@@ -302,9 +230,3 @@ def test_anthropic_agents_run_under_their_own_column(running: Rig) -> None:
     open_pass(running, "anthropic")
     stale = running.post(f"{first.path}/anthropic/v1/messages", message(), {"anthropic-version": "2023-06-01"})
     assert (stale.status, stale.code) == (424, "stale_pass")
-
-
-def test_interrupted_waits_are_over_when_the_proxy_stops(running: Rig) -> None:
-    """A run's rows stay readable while nothing is alive."""
-    until(lambda: running.status()["running"])
-    assert running.command("runs").returncode == 0

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from tests.harness.processes import ALONE, ROOT, Rig
@@ -15,6 +16,21 @@ from tests.harness.processes import ALONE, ROOT, Rig
 AGENT: Final = ROOT / "tests" / "clients" / "programs" / "agent.py"
 KEYS: Final = {"OPENAI_API_KEY": "sk-test-caller", "ANTHROPIC_API_KEY": "sk-ant-test-caller"}
 LIMIT_S: Final = 60
+# Waits until so many programs have got so far, and asks once. Prints its pass and the code of a refusal, else null.
+MEETS: Final = """
+import json, os, pathlib, sys, time, urllib.error, urllib.request
+base, place = os.environ["OPENAI_BASE_URL"], pathlib.Path(sys.argv[1])
+(place / str(os.getpid())).touch()
+while len(list(place.iterdir())) < int(sys.argv[2]):
+    time.sleep(0.02)
+body = json.dumps({"model": "synthetic", "messages": [{"role": "user", "content": "hello"}]}).encode()
+asked = urllib.request.Request(base + "/chat/completions", body, {"Content-Type": "application/json", "Authorization": "Bearer x"})
+try:
+    code = json.loads(urllib.request.urlopen(asked).read()).get("code")
+except urllib.error.HTTPError as error:
+    code = json.loads(error.read())["code"]
+print(json.dumps([base.split("/run/")[1].split("/")[1].split("-")[0], code]))
+"""
 Script = Sequence[tuple[str, str, int]]  # model, prompt, samples
 
 
@@ -48,11 +64,32 @@ class Started:
 
 
 @contextmanager
-def started(rig: Rig, run: str | None, command: Sequence[str], *options: str, **environment: str) -> Iterator[Started]:
-    """`sendonce run OPTIONS -- COMMAND` over the rig's state dir."""
+def started(
+    rig: Rig,
+    run: str | None,
+    command: Sequence[str],
+    *options: str,
+    before: Sequence[str] = (),
+    pass_fds: Sequence[int] = (),
+    **environment: str,
+) -> Iterator[Started]:
+    """`sendonce run OPTIONS -- COMMAND` over the rig's state dir; `before`: a program, with arguments, that becomes it."""
     named = ["--id", run] if run is not None else []
+    becomes = [sys.executable, "-c", *before] if before else []
     child = subprocess.Popen(
-        [sys.executable, "-m", "proxy", "run", *named, "--state-dir", str(rig.state_dir), *options, "--", *command],
+        [
+            *becomes,
+            sys.executable,
+            "-m",
+            "proxy",
+            "run",
+            *named,
+            "--state-dir",
+            str(rig.state_dir),
+            *options,
+            "--",
+            *command,
+        ],
         cwd=ROOT,
         env={**_clean(), **ALONE, **KEYS, **environment},
         stdin=subprocess.DEVNULL,
@@ -60,6 +97,7 @@ def started(rig: Rig, run: str | None, command: Sequence[str], *options: str, **
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        pass_fds=pass_fds,
     )
     made = Started(child)
     with child:
@@ -71,6 +109,24 @@ def started(rig: Rig, run: str | None, command: Sequence[str], *options: str, **
 
 def agent(client: str, script: Script) -> list[str]:
     return [sys.executable, str(AGENT), client, json.dumps(script)]
+
+
+def meets(place: Path, programs: int) -> list[str]:
+    """`MEETS` as a command; `place` is an empty directory that they share."""
+    place.mkdir(exist_ok=True)
+    return [sys.executable, "-c", MEETS, str(place), str(programs)]
+
+
+def until_exists(path: Path, then: Sequence[str] = ("true",)) -> list[str]:
+    """A command that says "ready", waits for a file, and becomes another command."""
+    waits = 'echo \'"ready"\'; while [ ! -e "$0" ]; do sleep 0.05; done; exec "$@"'
+    return ["sh", "-c", waits, str(path), *then]
+
+
+def is_ready(made: Started) -> None:
+    """Waits for a command's first line."""
+    assert made.child.stdout is not None
+    assert made.child.stdout.readline() == '"ready"\n'
 
 
 def run_whole(rig: Rig, run: str | None, command: Sequence[str], *options: str, **environment: str) -> Ended:

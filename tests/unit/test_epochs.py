@@ -124,3 +124,33 @@ def test_file_identity_tells_a_copy_from_the_file(tmp_path: Path) -> None:
     assert file_identity(tmp_path / "copy") != identity
     assert file_identity(path.rename(tmp_path / "renamed")) == identity
     assert identity.birth_ns is None or identity.birth_ns > 1_600_000_000 * 10**9
+
+
+def test_lock_of_the_users_is_shared_and_exclusive_only_without_them(tmp_path: Path) -> None:
+    """Whoever ends because nobody uses it keeps everybody from beginning to."""
+    state_dir = StateDir(tmp_path / "state", tmp_path / "state" / "receipts")
+    assert state_dir.unused() is None  # there is no state dir, so nobody can say
+    state_dir.prepare_root()
+    one, two = state_dir.use(), state_dir.use()
+    assert one is not None
+    assert two is not None
+    one.release()
+    assert state_dir.unused() is None
+    two.release()
+    alone = state_dir.unused()
+    assert alone is not None
+    assert state_dir.use() is None
+    alone.release()
+    assert state_dir.use() is not None
+
+
+def test_owned_state_dir_is_told_from_a_free_one(tmp_path: Path) -> None:
+    """And the look leaves nothing that would keep the next owner out."""
+    state_dir = StateDir(tmp_path / "state", tmp_path / "state" / "receipts")
+    assert not state_dir.is_owned()
+    state_dir.prepare_root()
+    with locked(state_dir):
+        assert state_dir.is_owned()
+    assert not state_dir.is_owned()
+    with locked(state_dir):
+        pass
