@@ -167,9 +167,10 @@ def serve(
     if not settings.supervisor:
         run(wiring.serve(settings, sockets, tables.announce, supervisor.rereads_aloud(read), None, lifeline_fd))
         return
+    lock = wiring.owned(settings)  # between two lives, too: no other command may become the owner
     serving = supervisor.hold(settings, sockets, read, lifeline_fd)  # it returns in each child, and only there
     announce = tables.announce if serving.is_first else tables.announce_nothing
-    run(wiring.serve(serving.settings, sockets, announce, serving.reread, serving.admits, serving.lifeline_fd))
+    run(wiring.serve(serving.settings, sockets, announce, serving.reread, serving.admits, serving.lifeline_fd, lock))
 
 
 @app.command()

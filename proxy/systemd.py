@@ -12,6 +12,7 @@ from typing import Final
 from proxy.settings import SettingsError
 
 FIRST_FD: Final = 3  # SD_LISTEN_FDS_START
+UNIT: Final = "Give the .socket unit ListenStream=127.0.0.1:PORT, and Accept=no."
 NAMES: Final = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
 
 
@@ -25,13 +26,15 @@ def passed_sockets(environment: MutableMapping[str, str]) -> tuple[socket.socket
         return ()
     made = []
     for fd in range(FIRST_FD, FIRST_FD + int(count)):
-        os.set_inheritable(fd, False)
-        sock = socket.socket(fileno=fd)
-        if sock.family not in (socket.AF_INET, socket.AF_INET6) or not _listens(sock):
+        try:
+            os.set_inheritable(fd, False)
+            sock = socket.socket(fileno=fd)
+        except OSError as error:
             raise SettingsError(
-                f"systemd passed descriptor {fd}, which is no listening TCP socket. Give the .socket unit "
-                "ListenStream=127.0.0.1:PORT, and Accept=no."
-            )
+                f"{NAMES[1]}={count}, but descriptor {fd} is no socket ({error.strerror}). {UNIT}"
+            ) from error
+        if sock.family not in (socket.AF_INET, socket.AF_INET6) or not _listens(sock):
+            raise SettingsError(f"systemd passed descriptor {fd}, which is no listening TCP socket. {UNIT}")
         made.append(sock)
     return tuple(made)
 

@@ -69,6 +69,13 @@ def state_dir_of(settings: Settings) -> StateDir:
     return StateDir(root, settings.receipts_dir or root / "receipts")
 
 
+def owned(settings: Settings) -> Lock:
+    """The state dir's lock. Raises StateDirError."""
+    state_dir = state_dir_of(settings)
+    state_dir.prepare()
+    return state_dir.lock()
+
+
 def reserve_of(settings: Settings, state_dir: StateDir) -> Reserve:
     return Reserve(state_dir.reserve, settings.limits.disk_reserve_bytes)
 
@@ -94,19 +101,18 @@ async def serve(
     reread: Callable[[Settings], dict[str, Any] | None],
     admits: Callable[[int], None] | None = None,
     lifeline_fd: int | None = None,
+    lock: Lock | None = None,
 ) -> None:
     """Runs until it is told to stop (`stops`), or is poisoned. Raises PoisonedError, and SettingsError for a bad certificate.
 
     `admits` is called with the epoch once requests are: who gives it is a supervisor. SIGHUP changes what `reread` makes of the
-    settings so far, by field; None changes nothing.
+    settings so far, by field; None changes nothing. `lock`: a supervisor's, which keeps it when this process ends.
     """
     assert_c_parser()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold credentials
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the soft limit is a shell's habit; a call takes four
-    state_dir = state_dir_of(settings)
-    state_dir.prepare()
-    lock = state_dir.lock()
+    state_dir, lock = state_dir_of(settings), lock or owned(settings)
     stop, hurry = stops(lifeline_fd, state_dir, supervised=admits is not None)
     try:
         tls = settings.tls()

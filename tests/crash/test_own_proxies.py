@@ -22,10 +22,9 @@ def options(made: Rig) -> list[str]:
     return [word for name in ("openai", "anthropic") for word in ("--upstream", f"{name}={made.provider_url}")]
 
 
-def owner_of(made: Rig, how: dict[str, str]) -> int:
-    """Who takes signals for it: the serving process, or its supervisor."""
-    pid = int(made.paths.owner_lock.read_text())
-    return pid if how is ALONE else int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
+def owner_of(made: Rig) -> int:
+    """Who takes signals for it: the serving process, or its supervisor, which holds the lock."""
+    return int(made.paths.owner_lock.read_text())
 
 
 def test_run_without_a_running_proxy_has_one_of_its_own(tmp_path: Path) -> None:
@@ -48,7 +47,7 @@ def test_killed_run_is_started_again_at_once_and_waits_for_its_own_proxy(tmp_pat
         )
         with started(made, "killed", command, *options(made), **how, **settings) as first:
             until(made.provider_receipts)
-            owner = owner_of(made, how)
+            owner = owner_of(made)
             first.kill()
         with started(made, "killed", command, *options(made), **how, **settings) as second:
             assert second.child.stderr is not None

@@ -13,6 +13,8 @@ from typing import Final
 
 import pytest
 
+from ledger.epochs import StateDir
+from ledger.errors import StateDirError
 from tests.harness.connections import connected, read_answer, read_until, request_bytes
 from tests.harness.crashes import CHAT_PATH, CUT, begin, call_of, receipts_of
 from tests.harness.processes import (
@@ -164,6 +166,8 @@ def test_start_that_always_dies_backs_off_with_a_sentence_each(tmp_path: Path) -
     with subprocess.Popen(arguments, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         lines = [process.stderr.readline() for _ in range(6)]
+        with pytest.raises(StateDirError, match=f"belongs to a running sendonce .process {process.pid}."):
+            StateDir(tmp_path / "state", tmp_path / "state" / "receipts").lock()  # between two lives, too
         process.send_signal(signal.SIGTERM)  # 1.6 s before the next start
         assert process.wait(5) == 0
     for number, (line, wait) in enumerate(
