@@ -48,6 +48,8 @@ CHECKS: Final = {
     "admission table": (*_PYTEST, "tests/unit/test_admission.py"),
     "callers": (*_PYTEST, "tests/flow/test_callers.py"),
     "retold retries": (*_PYTEST, "tests/flow/test_retold.py"),
+    "passes": (*_PYTEST, "tests/flow/test_passes.py"),
+    "kills in runs": (*_PYTEST, "tests/crash/test_kill_at_every_failpoint.py", "-k", "a_run"),
     "fin race": (*_PYTEST, "tests/flow/test_fin_race.py"),
     "long streams": (*_PYTEST, "tests/flow/test_long_streams.py"),
 }
@@ -71,6 +73,9 @@ CAUGHT_BY: Final[dict[str, dict[str, str]]] = {
         "crash states": "VIOLATION start",
         "crash states, streams": "VIOLATION start",
     },
+    "closed-pass-starts": {"passes": "test_request_queued_when_its_pass_is_closed_is_not_sent"},
+    "pass-served-unrecorded": {"kills in runs": "after-pass-served"},
+    "new-words-are-sent": {"passes": "test_parked_call_stands_in_the_way_of_other_words"},
     "retry-on-unknown": {
         "demo": "refused for an unknown effect: ",
         "state machine": "test_no_order_of_steps_sends_what_nobody_permitted",
