@@ -65,7 +65,7 @@ def run_(
     errors.print(f"sendonce: {tables.pass_sentence(name, row)}", markup=False)
     if document["gates"]:
         errors.print(
-            f"sendonce: {len(document['gates'])} things stand in the way of the next start: "
+            f"sendonce: what may stand in the way of the next start ({len(document['gates'])}): "
             f"sendonce runs {name}{command_options(paths.root)}",
             markup=False,
         )

@@ -42,7 +42,7 @@ def test_renewed_token_of_a_known_account_goes_on_with_the_run(tmp_path: Path) -
         first = open_pass(made, "tokens").chat(body, TOKENS[0])
         again = open_pass(made, "tokens").chat(body, TOKENS[1])
         assert (again.disposition, again.body) == ("replayed", first.body)
-        outside = [made.chat(body, {**token, "Idempotency-Key": "outside of the run"}) for token in TOKENS]
+        outside = [made.chat(body, {**token, "Idempotency-Key": "outside-of-the-run"}) for token in TOKENS]
         assert [outside[0].disposition, outside[1].code] == ["forwarded", "caller_changed"]
 
 
