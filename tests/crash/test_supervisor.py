@@ -292,7 +292,7 @@ def is_listening(port: int) -> bool:
 
 def test_fifty_streams_at_a_stop_are_each_observed_or_unknown(provided: Rig) -> None:
     """Those within the deadline end whole, the others are cut and say so on record; exit 0, and the next start serves."""
-    process = start_supervised(provided, SENDONCE_TIMEOUTS__STOP_S="3")
+    process = start_supervised(provided, SENDONCE_TIMEOUTS__STOP_S="8")
     short = [chat("synthetic/chunks=20,interval=0.05", f"short {number}", stream=True) for number in range(25)]
     endless = [chat("synthetic/chunks=5000,interval=0.1", f"endless {number}", stream=True) for number in range(25)]
     with ExitStack() as opened:

@@ -18,7 +18,7 @@ def test_request_queued_when_its_pass_is_closed_is_not_sent(tmp_path: Path) -> N
     with rig(tmp_path) as made:
         made.environment["SENDONCE_UPSTREAMS__OPENAI__CONCURRENCY"] = "1"
         made.restart()
-        held, queued = chat("synthetic/hold=2", "held"), chat(text="queued")
+        held, queued = chat("synthetic/hold=5", "held"), chat(text="queued")
         first = open_pass(made, "queue")
         with ThreadPoolExecutor() as pool:
             ahead = pool.submit(first.chat, held)

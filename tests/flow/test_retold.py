@@ -169,7 +169,7 @@ def test_retold_retry_of_an_answer_in_flight_gets_that_answer(running: Rig, clie
 @each_client
 def test_retold_retry_in_a_later_pass_of_a_run_is_not_sent(running: Rig, client: Client, dies: bool) -> None:
     """The pass was given a call that an earlier start of the program made: what it got of that, it may repeat in its own words."""
-    first = client.ask(SLOW.format(0.3), "asked by the start before")
+    first = client.ask(SLOW.format(0.7), "asked by the start before")
     before = open_pass(running, "retold").path
     leave_after_a_part(running, client, first, before)
     base = open_pass(running, "retold").path

@@ -18,7 +18,7 @@ from tests.harness.processes import Rig, chat, rig
 from tests.verifier.bundles import Parts, read, write
 
 RUN: Final = "nightly"
-HELD: Final = chat("synthetic/hold=2,times=1")
+HELD: Final = chat("synthetic/hold=4,times=1")
 EXPORTS: Final = 5
 
 

@@ -78,7 +78,7 @@ def test_certain_retry_within_a_pass_does_not_advance_it(running: Rig) -> None:
 
 def test_new_start_attaches_to_what_the_killed_one_left_running(running: Rig) -> None:
     """The proxy has read on; the answer goes to whoever asks for it next."""
-    body = chat("synthetic/hold=2", text="left running")
+    body = chat("synthetic/hold=4", text="left running")
     first = open_pass(running, "attach")
     with ThreadPoolExecutor() as pool:
         orphan = pool.submit(first.chat, body)
@@ -106,7 +106,7 @@ def test_orphan_beside_a_newer_pass_is_stale_and_sends_nothing(running: Rig) -> 
 
 def test_request_that_waits_while_its_pass_is_closed_is_stale(running: Rig) -> None:
     """It was let in by a pass that was open then; what it would be given is not its own any more."""
-    held = chat("synthetic/hold=1", text="earlier")
+    held = chat("synthetic/hold=5", text="earlier")
     opening = open_pass(running, "waits")
     with ThreadPoolExecutor() as pool:
         earlier = pool.submit(opening.chat, held)
