@@ -30,22 +30,20 @@ class Reader:
 
     async def history(self, scope: Scope, key: Key) -> KeyHistory:
         """One statement, one snapshot."""
-        rows = list(await self._db.execute_fetchall(queries.HISTORY_OF_KEY, (scope, key, queries.NEWEST_OCCURRENCES)))
-        if not rows:
-            return KeyHistory((), None, 0)
-        events = queries.read_calls(rows)
-        calls = project(events, self._epochs)
-        return KeyHistory(tuple(calls.values()), Head(events[-1].seq, events[-1].chain), rows[0][4])
+        return await self._history(queries.HISTORY_OF_KEY, (scope, key, queries.NEWEST_OCCURRENCES))
 
     async def history_in_pass(self, scope: Scope, key: Key, number: int) -> KeyHistory:
         """As `history`, for a request of this pass of its run; one statement, one snapshot."""
-        limit = queries.NEWEST_OCCURRENCES
-        rows = list(await self._db.execute_fetchall(queries.HISTORY_IN_PASS, (scope, key, limit, number)))
+        return await self._history(queries.HISTORY_IN_PASS, (scope, key, queries.NEWEST_OCCURRENCES, number))
+
+    async def _history(self, statement: str, about: tuple[Any, ...]) -> KeyHistory:
+        """Behind a call's columns its rows have the key's last occurrence and, in a pass, the position."""
+        rows = list(await self._db.execute_fetchall(statement, about))
         if not rows:
             return KeyHistory((), None, 0)
         events = queries.read_calls(rows)
         calls = project(events, self._epochs)
-        return KeyHistory(tuple(calls.values()), Head(events[-1].seq, events[-1].chain), rows[0][4], rows[0][5])
+        return KeyHistory(tuple(calls.values()), Head(events[-1].seq, events[-1].chain), *rows[0][4:])
 
     async def newest_pass(self, run: str) -> PassOpened | None:
         opened = await self._passes(queries.NEWEST_PASS, run)

@@ -25,6 +25,7 @@ from proxy import deciding, inspection, run_commands, supervisor, systemd, table
 from proxy import demo as demonstration
 from proxy import evidence as evidences
 from proxy.console import (
+    EXIT_DECISION,
     EXIT_POISONED,
     EXIT_USAGE,
     ConfigOption,
@@ -42,20 +43,20 @@ from proxy.inspection import NotFoundError
 from proxy.passes import BadRunError
 from proxy.pruning import BadAgeError
 from proxy.reconcile.operator import DecisionRefusedError
-from proxy.running import CommandError, PassRefusedError, ProxyStartError
+from proxy.running import NotRunError
 from proxy.settings import Settings, SettingsError, load, upstream_overrides
 from proxy.views import head_row
 
-EXIT_DEMO, EXIT_PORT, EXIT_DECISION, EXIT_UNREADABLE = 1, 3, 6, 13
+EXIT_DEMO, EXIT_PORT, EXIT_UNREADABLE = 1, 3, 13
 
 # Which errors are sentences, their exit code, and what to add where the error is a library's.
 _EXITS: Final[tuple[tuple[tuple[type[Exception], ...], int, str], ...]] = (
     ((SettingsError, NotFoundError, BundleError, BadAgeError, BadRunError, ElsewhereError), EXIT_USAGE, ""),
-    ((CommandError, ProxyStartError), EXIT_USAGE, ""),
+    ((NotRunError,), EXIT_USAGE, ""),
     ((wiring.PortTakenError,), EXIT_PORT, ""),
     ((StartRefusedError,), StartRefusedError.exit_code, ""),
     ((UnreadableRecordError,), StartRefusedError.exit_code, ". Run sendonce doctor to see what else is damaged."),
-    ((DecisionRefusedError, OwnerSilentError, PassRefusedError), EXIT_DECISION, ""),
+    ((DecisionRefusedError, OwnerSilentError), EXIT_DECISION, ""),
     ((UnicodeError,), EXIT_USAGE, ". An argument or a file is not UTF-8 text."),
     (
         (sqlite3.Error, OSError),

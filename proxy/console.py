@@ -15,6 +15,7 @@ from rich.console import Console
 T = TypeVar("T")
 
 EXIT_USAGE = 2
+EXIT_DECISION = 6  # a decision does not apply as things stand
 EXIT_POISONED = 70  # what is on disk is unknown: the next start finds out
 
 errors = Console(stderr=True, soft_wrap=True, highlight=False)

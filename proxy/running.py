@@ -17,7 +17,7 @@ from typing import Any, Final
 from ledger.epochs import Lock, StateDir
 from ledger.errors import StateDirError
 from proxy import console, environment, inspection
-from proxy.console import EXIT_POISONED, say
+from proxy.console import EXIT_DECISION, EXIT_POISONED, say
 from proxy.control import ask_owner
 from proxy.environment import Behind
 from proxy.passes import BadRunError
@@ -31,29 +31,14 @@ LOOK_S: Final = 0.2  # whether a proxy is gone; a person waits for it, and a loo
 GONE_MARGIN_S: Final = STOP_MARGIN_S + 5  # beside timeouts.stop_s: a supervisor kills after ten, and then ends itself
 
 
-class CommandError(Exception):
-    """The command cannot be started."""
+class NotRunError(Exception):
+    """The command did not run: it cannot be started (126, 127), its proxy did not listen and has said why (that one's code), or no
+    pass was opened although the run's id is fine: others start it all the time (6), or the disk failed (70).
+    """
 
     def __init__(self, sentence: str, exit_code: int) -> None:
         super().__init__(sentence)
         self.exit_code = exit_code
-
-
-class ProxyStartError(Exception):
-    """The proxy that was started for the command ended before it listened; it has said why. Its exit code goes on."""
-
-    def __init__(self, sentence: str, exit_code: int) -> None:
-        super().__init__(sentence)
-        self.exit_code = exit_code
-
-
-class PassRefusedError(Exception):
-    """The owner opened no pass, though the run's id is fine: others start it all the time (6), or its disk failed (70)."""
-
-    def __init__(self, sentence: str, exit_code: int | None = None) -> None:
-        super().__init__(sentence)
-        if exit_code is not None:
-            self.exit_code = exit_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,27 +67,27 @@ class Owner:
 
 
 def checked_command(command: Sequence[str]) -> None:
-    """Raises CommandError."""
+    """Raises NotRunError."""
     if shutil.which(command[0]) is not None:
         return
     exists = Path(command[0]).exists()
     what = "cannot be executed" if exists else "does not exist"
-    raise CommandError(
+    raise NotRunError(
         f"The command {command[0]!r} {what}. Name one that can be started behind --, as in: sendonce run --id nightly -- python agent.py",
         EXIT_NOT_EXECUTABLE if exists else EXIT_NOT_FOUND,
     )
 
 
 def open_pass(state_dir: StateDir, run: str, on_divergence: str) -> Pass:
-    """Asks the living owner. Raises OwnerUnreachableError, OwnerSilentError, BadRunError, PassRefusedError."""
+    """Asks the living owner. Raises OwnerUnreachableError, OwnerSilentError, BadRunError, NotRunError."""
     asked = {"run": run, "on_divergence": on_divergence}
     _, answer = console.run(ask_owner(state_dir.control_socket, "POST", "/passes", asked))
     if "refused" in answer:
         raise BadRunError(answer["refused"])
     if "conflict" in answer:
-        raise PassRefusedError(f"No pass was opened: {answer['conflict']}.")
+        raise NotRunError(f"No pass was opened: {answer['conflict']}.", EXIT_DECISION)
     if "poisoned" in answer:
-        raise PassRefusedError(
+        raise NotRunError(
             f"No pass was opened, since the proxy over {state_dir.root} cannot record: {answer['poisoned']}. It ends and recovers at "
             "its next start. If the disk is full or failing, mend that first.",
             EXIT_POISONED,
@@ -137,7 +122,7 @@ class _OwnProxy:
 def proxy_for(state_dir: StateDir, arguments: Sequence[str], stop_s: float) -> Iterator[Owner]:
     """The living owner of the state dir, else one that is started, and ends when every run that uses it has.
 
-    `stop_s`: how long an owner may drain. Raises ProxyStartError, and StateDirError where one does not end.
+    `stop_s`: how long an owner may drain. Raises NotRunError, and StateDirError where one does not end.
     """
     state_dir.prepare_root()
     turn = _turn(state_dir)
@@ -187,7 +172,7 @@ def _found(state_dir: StateDir, limit_s: float) -> tuple[Lock, Owner | None]:
 
 
 def _started(state_dir: StateDir, arguments: Sequence[str]) -> tuple[Owner, _OwnProxy]:
-    """It listens. Raises ProxyStartError."""
+    """It listens. Raises NotRunError."""
     lifeline_fd, ours = os.pipe()
     child = subprocess.Popen(
         [sys.executable, "-m", "proxy", "serve", "--port", "0", "--lifeline-fd", str(lifeline_fd), *arguments],
@@ -206,7 +191,7 @@ def _started(state_dir: StateDir, arguments: Sequence[str]) -> tuple[Owner, _Own
     listens = any(line.startswith(LISTENS) for line in child.stdout)
     if (owner := owner_of(state_dir) if listens else None) is None:
         os.close(ours)
-        raise ProxyStartError("The proxy for this run did not start.", own.ended())
+        raise NotRunError("The proxy for this run did not start.", own.ended())
     return owner, own
 
 
@@ -232,7 +217,7 @@ def _leave(state_dir: StateDir, use: Lock, own: _OwnProxy | None) -> None:
 
 
 def run_command(command: Sequence[str], variables: dict[str, str]) -> int:
-    """Its exit code; 128 and the number where a signal ended it. Raises CommandError.
+    """Its exit code; 128 and the number where a signal ended it. Raises NotRunError.
 
     What a terminal sends, SIGINT, reaches the whole group, the command included. Where there is none it is passed on.
     """
@@ -252,7 +237,7 @@ def run_command(command: Sequence[str], variables: dict[str, str]) -> int:
         try:
             children.append(child := subprocess.Popen(command, env={**os.environ, **variables}))
         except OSError as error:
-            raise CommandError(
+            raise NotRunError(
                 f"The command {command[0]!r} cannot be executed ({error.strerror}). A script needs #! and a program that is there in "
                 "its first line.",
                 EXIT_NOT_EXECUTABLE,

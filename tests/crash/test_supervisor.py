@@ -29,7 +29,7 @@ from tests.harness.processes import (
     provider_in,
     until,
 )
-from tests.harness.supervised import LISTENS, is_gone, kill_serving, next_serving, start_supervised
+from tests.harness.supervised import LISTENS, is_gone, kill_serving, next_serving, start_supervised, with_own_state
 
 SLOW: Final = "synthetic/chunks=40,interval=0.05"
 
@@ -52,11 +52,8 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
 @pytest.fixture
 def provided(held: Rig, tmp_path: Path) -> Iterator[Rig]:
     """The provider of `held`, for a proxy that a test starts itself."""
-    made = Rig(held.directory, held.provider_process, state_name=tmp_path.name)
-    try:
+    with with_own_state(held, tmp_path.name) as made:
         yield made
-    finally:
-        made.leave()
 
 
 # --- a life follows another ----------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from tests.harness.processes import (
     provider_in,
     until,
 )
-from tests.harness.supervised import LISTENS, kill_serving, next_serving
+from tests.harness.supervised import LISTENS, kill_serving, next_serving, with_own_state
 
 ACTIVATED: Final = (  # as systemd does: the socket is descriptor 3, and the variables name the process that it becomes
     "import os, sys; os.dup2(int(sys.argv[1]), 3); os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS='1', "
@@ -48,11 +48,8 @@ def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
 @pytest.fixture
 def provided(provider: Rig, tmp_path: Path) -> Iterator[Rig]:
     """For a proxy that a test starts itself."""
-    made = Rig(provider.directory, provider.provider_process, state_name=tmp_path.name)
-    try:
+    with with_own_state(provider, tmp_path.name) as made:
         yield made
-    finally:
-        made.leave()
 
 
 # --- what it is told -----------------------------------------------------------------------------------------------------

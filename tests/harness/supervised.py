@@ -2,6 +2,8 @@
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -34,3 +36,13 @@ def is_gone(pid: int) -> bool:
 def start_supervised(rig: Rig, *arguments: str, **environment: str) -> Process:
     rig.supervised, rig.environment = True, environment
     return rig.start("", *arguments)
+
+
+@contextmanager
+def with_own_state(provided: Rig, name: str) -> Iterator[Rig]:
+    """For a proxy that a test starts itself, over a state dir of its own and the same provider."""
+    made = Rig(provided.directory, provided.provider_process, state_name=name)
+    try:
+        yield made
+    finally:
+        made.leave()
