@@ -31,6 +31,7 @@ class AttemptState:
     observed: AttemptObserved | None = None
     interpreted: AttemptInterpreted | None = None
     witnessed: bool = False
+    observed_at_ms: int | None = None
 
     @property
     def proven_absent(self) -> bool:

@@ -178,6 +178,16 @@ class AttemptObserved:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool call that an answer holds whole, for the client to run. `end`: how many bytes of the preserved body it needs."""
+
+    id: str | None
+    name: str
+    arguments: Digest
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
 class AttemptInterpreted:
     kind: ClassVar[str] = "attempt.interpreted"
     version: ClassVar[int] = 1
@@ -189,6 +199,8 @@ class AttemptInterpreted:
     provider_ids: Mapping[str, str] = field(default_factory=dict)
     model: str | None = None
     error: str | None = None
+    service_tier: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

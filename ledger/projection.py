@@ -179,7 +179,7 @@ def _attempts(state: CallState, recorded: Recorded) -> tuple[AttemptState, ...]:
         case AttemptAcknowledged():
             newest = replace(newest, acknowledged=event)
         case AttemptObserved(source="live" | "salvage" | "recovered"):
-            newest = replace(newest, observed=event)
+            newest = replace(newest, observed=event, observed_at_ms=recorded.at_ms)
         case AttemptInterpreted():
             newest = replace(newest, interpreted=event)
         case _:

@@ -1,0 +1,100 @@
+"""Each attempt on record as a bill sees it. Pure: the same calls give the same attempts."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ledger.calls import AttemptState, CallState
+from ledger.ids import CallId, Digest, attempt_id
+from ledger.stages import Effect
+from proxy.audit.tokens import Tokens, tokens_of
+
+# whole: an answer with its end · partial: it broke off · lost: nothing came · open: nothing is recorded after the start ·
+# not_sent: proven to have reached nobody · witnessed: known from a receipt only
+Ended = Literal["whole", "partial", "lost", "open", "not_sent", "witnessed"]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnAttempt:
+    """One attempt. `model` is what the answer named, else what was asked for; `asked_model` always the latter."""
+
+    attempt: str
+    call: CallId
+    upstream: str
+    dialect: str
+    endpoint_class: str
+    caller: str
+    run: str | None
+    asked_model: str | None
+    model: str | None
+    service_tier: str | None
+    started_at_ms: int | None
+    ended_at_ms: int | None
+    ended: Ended
+    status: int | None
+    outcome: str | None
+    effect: Effect  # a standing decision included
+    decision: str | None
+    tokens: Tokens | None
+    request_bytes: int | None
+    request_digest: Digest | None
+    max_output_tokens: int | None
+    background: bool
+
+    @property
+    def is_unknown(self) -> bool:
+        """Nobody can say from the record what the provider did, and nobody has decided it."""
+        return self.effect is Effect.UNKNOWN or (self.effect is Effect.HAPPENED and self.ended != "whole")
+
+
+def own_attempts(calls: Iterable[CallState]) -> Iterator[OwnAttempt]:
+    """In the order of the calls."""
+    for call in calls:
+        for attempt in call.attempts:
+            yield _own(call, attempt)
+
+
+def _own(call: CallState, attempt: AttemptState) -> OwnAttempt:
+    requested, manifest, reading = call.requested, call.manifest, attempt.interpreted
+    observed, acknowledged = attempt.observed, attempt.acknowledged
+    is_newest = call.attempt is attempt
+    asked = manifest.model if manifest else None
+    dialect = requested.dialect if requested else "generic"
+    head = observed or acknowledged
+    return OwnAttempt(
+        attempt=attempt_id(call.call, attempt.number),
+        call=call.call,
+        upstream=call.upstream,
+        dialect=dialect,
+        endpoint_class=requested.endpoint_class if requested else "unknown",
+        caller=requested.caller if requested else call.caller_exact,
+        run=call.run,
+        asked_model=asked,
+        model=(reading.model if reading else None) or asked,
+        service_tier=reading.service_tier if reading else None,
+        started_at_ms=attempt.started_at_ms,
+        ended_at_ms=attempt.observed_at_ms,
+        ended=_ended(attempt),
+        status=head.status if head else None,
+        outcome=reading.outcome if reading else None,
+        effect=_effect(call, attempt, is_newest=is_newest),
+        decision=call.decision.decision if is_newest and call.decision else None,
+        tokens=tokens_of(dialect, reading.usage) if reading else None,
+        request_bytes=manifest.body.size if manifest else None,
+        request_digest=manifest.body.digest if manifest else None,
+        max_output_tokens=manifest.max_output_tokens if manifest else None,
+        background=requested is not None and requested.endpoint_class == "job",
+    )
+
+
+def _effect(call: CallState, attempt: AttemptState, *, is_newest: bool) -> Effect:
+    if is_newest:
+        return replace(call, superseded_by=None).effect
+    return Effect.ABSENT if _ended(attempt) == "not_sent" else Effect.UNKNOWN
+
+
+def _ended(attempt: AttemptState) -> Ended:
+    observed = attempt.observed
+    if observed is None:
+        return "witnessed" if attempt.witnessed else "open"
+    return "whole" if observed.observation == "response" else observed.observation
