@@ -18,6 +18,8 @@ WhyNew = Literal["first", "second_sample", "resumed", "decision"]
 ObservationKind = Literal["response", "partial", "lost", "not_sent"]
 Source = Literal["live", "salvage", "recovered", "late"]
 Decision = Literal["served", "not_served", "accept_duplicate", "parked"]
+# What a look-up found (semantics section 6); `stated`: somebody says so.
+Found = Literal["matches", "absent_conclusive", "absent_inconclusive", "differs", "unreadable", "stated"]
 DeliveredHow = Literal["next_request", "fin", "acked", "no"]
 OnDivergence = Literal["refuse", "continue"]
 ServedBy = Literal["forwarded", "resumed", "attached", "replayed"]
@@ -253,7 +255,7 @@ class ReconcileObserved:
     kind: ClassVar[str] = "reconcile.observed"
     version: ClassVar[int] = 1
     how: str
-    result: Literal["matches", "absent_conclusive", "absent_inconclusive", "differs", "unreadable", "stated"]
+    result: Found
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
 

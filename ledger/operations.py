@@ -64,7 +64,7 @@ class Append:
     """All of it in one transaction, or nothing."""
 
     entries: tuple[Entry, ...]
-    expect: Expect | None = None
+    expects: tuple[Expect, ...] = ()
     bodies: tuple[Packed, ...] = ()
     receipt: Receipt | None = None
     erasure: Erasure | None = None

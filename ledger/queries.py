@@ -78,6 +78,10 @@ UNRESOLVED_OF_RUN: Final = f"""
     WITH touched AS (SELECT scope, key, occurrence FROM call_index
       WHERE run = ?1 AND is_unresolved = 1 AND coalesce(served_pass, 0) < ?2 AND call_id > ?3
       ORDER BY call_id LIMIT ?4) {_OF_RUN}"""
+# All that are unresolved, in pages.
+UNRESOLVED: Final = f"""
+    WITH touched AS (SELECT scope, key, occurrence FROM call_index
+      WHERE is_unresolved = 1 AND call_id > ?1 ORDER BY call_id LIMIT ?2) {_OF_RUN}"""
 # What a pass was given of one scope and is not over, newest first.
 OPEN_IN_PASS: Final = f"""
     WITH touched AS (SELECT scope, key, occurrence FROM call_index

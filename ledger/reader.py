@@ -70,6 +70,15 @@ class Reader:
                 yield state
             last = states[-1].call
 
+    async def unresolved(self) -> AsyncGenerator[CallState, None]:
+        """All calls that are `unresolved`, oldest first."""
+        last, limit = "", queries.UNRESOLVED_RUN_CALLS
+        while states := await self._newest_of(queries.UNRESOLVED, (last, limit)):
+            for state in states:
+                if state.unresolved:  # and not another occurrence's other generation
+                    yield state
+            last = states[-1].call
+
     async def open_in_pass(self, scope: Scope, number: int) -> list[CallState]:
         """What this pass was given of one caller and is not over, newest first; at most OPEN_LINEAGE_CALLS."""
         return (await self._newest_of(queries.OPEN_IN_PASS, (scope, number, queries.OPEN_LINEAGE_CALLS)))[::-1]

@@ -108,7 +108,7 @@ class Store:
 
     def append(self, op: Append, at_ms: int) -> Appended:
         """Inside a transaction. Raises ConflictError, ClaimLostError or IllegalTransitionError before anything is written."""
-        if op.expect is not None and self.key_head(op.expect.scope, op.expect.key) != op.expect.head:
+        if any(self.key_head(expect.scope, expect.key) != expect.head for expect in op.expects):
             raise ConflictError("another append to this key was first")
         recorded, states = self._decide(op, at_ms)
         named = retention.named_since(self._db, op.erasure.counted_through) if op.erasure else frozenset()
@@ -167,7 +167,7 @@ class Store:
             raise
 
     def _check_claim(self, event: CallRequested, op: Append, states: dict[CallId, CallState]) -> None:
-        if op.expect is None or (op.expect.scope, op.expect.key) != (event.scope, event.key):
+        if not any((expect.scope, expect.key) == (event.scope, event.key) for expect in op.expects):
             raise IllegalTransitionError(
                 "call.requested is a claim: it must name the head of its key that it relies on"
             )

@@ -39,7 +39,8 @@ from proxy.console import (
 )
 from proxy.control import OwnerSilentError
 from proxy.environment import ElsewhereError
-from proxy.inspection import NotFoundError
+from proxy.moments import BadMomentError
+from proxy.owner import NotFoundError
 from proxy.passes import BadRunError
 from proxy.pruning import BadAgeError
 from proxy.reconcile.operator import DecisionRefusedError
@@ -51,7 +52,11 @@ EXIT_DEMO, EXIT_PORT, EXIT_UNREADABLE = 1, 3, 13
 
 # Which errors are sentences, their exit code, and what to add where the error is a library's.
 _EXITS: Final[tuple[tuple[tuple[type[Exception], ...], int, str], ...]] = (
-    ((SettingsError, NotFoundError, BundleError, BadAgeError, BadRunError, ElsewhereError), EXIT_USAGE, ""),
+    (
+        (SettingsError, NotFoundError, BundleError, BadAgeError, BadMomentError, BadRunError, ElsewhereError),
+        EXIT_USAGE,
+        "",
+    ),
     ((NotRunError,), EXIT_USAGE, ""),
     ((wiring.PortTakenError,), EXIT_PORT, ""),
     ((StartRefusedError,), StartRefusedError.exit_code, ""),

@@ -1,5 +1,6 @@
 """What every command of `sendonce` shares: its options, its two consoles, and how it ends with a sentence."""
 
+import getpass
 import os
 import sys
 from collections.abc import Coroutine
@@ -30,7 +31,17 @@ StateDirOption = Annotated[
 ]
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="A TOML file; see config/example.toml.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="For programs: one JSON document on stdout.")]
+ByOption = Annotated[str | None, typer.Option("--by", help="Who decides. Default: the user's login name.")]
 ReasonOption = Annotated[str, typer.Option("--reason", help="Goes on record, word for word.")]
+
+
+def decider(reason: str, by: str | None) -> str:
+    """Who decides: as given, else the login name. Ends with a sentence where the record could not say why."""
+    if not reason.strip():
+        fail("--reason is empty. Say why, for whoever reads the record.", EXIT_USAGE)
+    by = by or getpass.getuser()
+    (reason + by).encode()  # raises UnicodeError for what no record can hold
+    return by
 
 
 def fail(sentence: str, code: int) -> NoReturn:

@@ -3,6 +3,7 @@
 `control.sock`, 0600, in the state dir: whoever may open it may read the ledger anyway. Commands append, reads project.
 """
 
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -15,15 +16,17 @@ from aiohttp import web
 from ledger.errors import ConflictError, LedgerError, PoisonedError
 from ledger.events import BodyErased
 from ledger.ids import CallId, Digest
-from ledger.operations import Append, Appended, Entry, Erased, Erasure
-from ledger.reader import Reader
+from ledger.operations import Append, Entry, Erased, Erasure
 from ledger.writer import Writer
 from proxy.environment import behind
 from proxy.passes import BadRunError
-from proxy.reconcile.operator import OUTCOMES, DecisionRefusedError, Ruling, bundle
+from proxy.reconcile.operator import DecisionRefusedError
 from proxy.services import Services
+from proxy.settling import settle
 
-DECISIONS_LIMIT: Final = 5  # as for admissions: beyond it somebody writes faster than we read
+ASKED_LIMIT_BYTES: Final = 64 * 1024 * 1024  # an answer that came back by another way, in base64
+# What the owner does for a command, and a command does itself, under the lock, where there is none (owner.py).
+OPERATIONS: Final[Mapping[str, Callable[[Services, dict[str, Any]], Awaitable[dict[str, Any]]]]] = {"settle": settle}
 OWNER_LIMIT_S: Final = 30  # a decision is one commit; a stopped or drowning owner is worth a sentence
 
 
@@ -53,22 +56,6 @@ def application(services: Services) -> web.Application:
             }
         )
 
-    async def reconcile(request: web.Request) -> web.Response:
-        asked = await request.json()
-        ruling = Ruling(asked["decision"], asked["reason"], asked["by"], asked["succeeds"])
-        call = CallId(asked["call"])
-
-        async def append(op: Append) -> Appended:
-            return await services.writer.append(op)
-
-        try:
-            sentence = await decide(
-                services.reader, append, call, ruling, alive=services.registry.flight(call) is not None
-            )
-        except (DecisionRefusedError, LedgerError) as refused:
-            return _json({"refused": str(refused)}, status=409)
-        return _json({"decided": sentence})
-
     async def prune(request: web.Request) -> web.Response:
         try:
             return _json(asdict(await erase(services.writer, _erasing(await request.json()))))
@@ -79,10 +66,20 @@ def application(services: Services) -> web.Application:
         except LedgerError as refused:
             return _json({"refused": str(refused)}, status=409)
 
-    app = web.Application()
-    app.add_routes([web.get("/alive", alive), web.post("/reconcile", reconcile), web.post("/prune", prune)])
+    app = web.Application(client_max_size=ASKED_LIMIT_BYTES)
+    app.add_routes([web.get("/alive", alive), web.post("/prune", prune)])
     app.add_routes([web.post("/passes", partial(_open_pass, services))])
+    app.add_routes([web.post(f"/{name}", partial(_operate, services, name)) for name in OPERATIONS])
     return app
+
+
+async def _operate(services: Services, name: str, request: web.Request) -> web.Response:
+    try:
+        return _json(await OPERATIONS[name](services, await request.json()))
+    except PoisonedError as poisoned:
+        return _json({"poisoned": str(poisoned)}, status=503)
+    except (DecisionRefusedError, LedgerError) as refused:
+        return _json({"refused": str(refused)}, status=409)
 
 
 async def _open_pass(services: Services, request: web.Request) -> web.Response:
@@ -138,23 +135,6 @@ def _erasing(asked: dict[str, Any]) -> Append:
     )
     chunks = tuple(bytes.fromhex(chunk) for chunk in asked["chunks"])
     return Append(entries, erasure=Erasure(asked["counted_through"], tuple(map(Digest, asked["bodies"])), chunks))
-
-
-async def decide(reader: Reader, append: Any, call_id: CallId, ruling: Ruling, *, alive: bool) -> str:
-    """Reads, decides, appends on the head it read. Raises DecisionRefusedError; the sentence says where it leads."""
-    for _ in range(DECISIONS_LIMIT):
-        call = await reader.call(call_id)
-        if call is None:
-            raise DecisionRefusedError(f"There is no call {call_id}. `sendonce calls` lists them.")
-        op = bundle(call, await reader.history(call.scope, call.key), ruling, alive=alive)
-        if op is None:
-            return f"{call_id} was decided so already. {OUTCOMES[ruling.decision]}"
-        try:
-            await append(op)
-        except ConflictError:  # a delivery, perhaps: whether the ruling still applies is asked of what stands now
-            continue
-        return f"{call_id} is decided: {ruling.decision}. {OUTCOMES[ruling.decision]}"
-    raise DecisionRefusedError(f"Too much happens to the key of {call_id}. Look at it again: sendonce show {call_id}")
 
 
 async def ask_owner(

@@ -1,6 +1,6 @@
 """The commands that put something on record: `reconcile`, `recover`, `prune`. Nothing is sent by any of them."""
 
-import getpass
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -8,13 +8,15 @@ import typer
 from ledger.events import Decision
 from ledger.ids import CallId
 from ledger.recovery import Acceptance
-from proxy import clock, inspection, pruning, tables, wiring
+from proxy import clock, owner, pruning, tables, wiring
 from proxy.console import (
     EXIT_USAGE,
+    ByOption,
     ConfigOption,
     JsonOption,
     ReasonOption,
     StateDirOption,
+    decider,
     errors,
     fail,
     out,
@@ -22,6 +24,7 @@ from proxy.console import (
     run,
 )
 from proxy.reconcile.operator import Ruling
+from proxy.selecting import answered, read_answer, selected
 from proxy.settings import command_options, load
 
 app = typer.Typer()
@@ -29,10 +32,24 @@ app = typer.Typer()
 
 @app.command()
 def reconcile(
-    call: str,
+    calls: Annotated[list[str] | None, typer.Argument(metavar="[CALL]...")] = None,
     *,
     reason: ReasonOption,
-    served: Annotated[bool, typer.Option("--served", help="The provider served it; its answer is not kept.")] = False,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--where",
+            metavar="KEY=VALUE",
+            help="Instead of calls: all unresolved ones of upstream=NAME, since=TIME, until=TIME. Repeatable; all must hold.",
+        ),
+    ] = None,
+    served: Annotated[bool, typer.Option("--served", help="The provider served it.")] = False,
+    response: Annotated[
+        Path | None,
+        typer.Option(
+            "--response", metavar="FILE", help="With --served: its answer, byte for byte; later tries get it."
+        ),
+    ] = None,
     not_served: Annotated[
         bool, typer.Option("--not-served", help="It did not: the next same request is sent.")
     ] = False,
@@ -41,12 +58,12 @@ def reconcile(
     ] = False,
     park: Annotated[bool, typer.Option("--park", help="Leave it alone: refused until another decision.")] = False,
     succeeds: Annotated[int | None, typer.Option(help="The seq of the decision that this one replaces.")] = None,
-    by: Annotated[str | None, typer.Option(help="Who decides. Default: the user's login name.")] = None,
+    by: ByOption = None,
     config: ConfigOption = None,
     state_dir: StateDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Decide about a call whose effect is unknown. It is recorded with its reason; nothing is sent."""
+    """Decide about calls whose effect is unknown: all that are named, or none. It is recorded with its reason; nothing is sent."""
     flags: dict[Decision, bool] = {
         "served": served,
         "not_served": not_served,
@@ -56,14 +73,23 @@ def reconcile(
     chosen = [decision for decision, given in flags.items() if given]
     if len(chosen) != 1:
         fail("Name one of --served, --not-served, --accept-duplicate, --park.", EXIT_USAGE)
-    if not reason.strip():
-        fail("--reason is empty. Say why, for whoever reads the record.", EXIT_USAGE)
-    (call + reason + (by or "")).encode()  # raises UnicodeError for what no record can hold
-    ruling = Ruling(chosen[0], reason, by or getpass.getuser(), succeeds)
-    sentence = run(inspection.reconcile(load(config, {"state_dir": state_dir}), CallId(call), ruling))
+    if bool(calls) == bool(where):
+        fail("Name calls, or --where, which finds them. `sendonce status` lists the unresolved ones.", EXIT_USAGE)
+    if response is not None and (not served or not calls or len(calls) > 1):
+        fail("--response is the answer to one call: name that call, and --served.", EXIT_USAGE)
+    if succeeds is not None and not (calls and len(calls) == 1):
+        fail("--succeeds is the decision about one call: name that call.", EXIT_USAGE)
+    by = decider(reason, by)
+    settings = load(config, {"state_dir": state_dir})
+    ruling = Ruling(chosen[0], reason, by, succeeds)
+    if response is not None and calls:
+        data = read_answer(response)
+        ruling = run(answered(settings, CallId(calls[0]), ruling, data, str(response)))
+    found = [CallId(call) for call in calls or ()] or run(selected(settings, where or []))
+    decided = run(owner.settle(settings, dict.fromkeys(found, ruling)))
     if as_json:
-        print_json({"call_id": call, "decision": ruling.decision, "sentence": sentence})
-    else:
+        print_json({"decision": ruling.decision, "calls": decided})
+    for sentence in () if as_json else decided.values():
         out.print(sentence, markup=False)
 
 
@@ -82,11 +108,10 @@ def recover(
     """Put on record that the state dir may start although its witnesses disagree. What they prove becomes unknown."""
     if accept_lost_tail == accept_copy:
         fail("Name one of --accept-lost-tail, --accept-copy.", EXIT_USAGE)
-    if not reason.strip():
-        fail("--reason is empty. Say why, for whoever reads the record.", EXIT_USAGE)
+    decider(reason, None)
     settings = load(config, {"state_dir": state_dir})
     acceptance = Acceptance("copy" if accept_copy else "lost_tail", reason)
-    recovered = run(inspection.recover(settings, acceptance))
+    recovered = run(owner.recover(settings, acceptance))
     out.print(
         f"Recorded in epoch {recovered.epoch}. {len(recovered.witnessed)} attempts were entered from their receipts and are "
         "unknown; their requests are refused until you decide. They are listed by: "
@@ -109,18 +134,16 @@ def prune(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     reason: ReasonOption = "retention",
-    by: Annotated[str | None, typer.Option(help="Who erases. Default: the user's login name.")] = None,
+    by: ByOption = None,
     config: ConfigOption = None,
     state_dir: StateDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Erase the bodies of calls that were completed long ago. Keys, digests and events stay; unresolved calls are left alone."""
-    if not reason.strip():
-        fail("--reason is empty. Say why, for whoever reads the record.", EXIT_USAGE)
-    (reason + (by or "")).encode()  # raises UnicodeError for what no record can hold
+    by = decider(reason, by)
     settings = load(config, {"state_dir": state_dir})
     through_ms = pruning.through_ms(older_than, before, settings.limits.retention_days, clock.now_ms())
-    ask = pruning.Ask(through_ms, reason, by or getpass.getuser(), dry_run)
+    ask = pruning.Ask(through_ms, reason, by, dry_run)
     with tables.steps_progress(errors) as progress:
         document = run(pruning.prune(settings, ask, progress))
     if as_json:

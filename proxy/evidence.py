@@ -13,7 +13,7 @@ from ledger.epochs import StateDir
 from ledger.reader import Reader, open_reader
 from ledger.receipts import segments
 from proxy import clock
-from proxy.inspection import alive_calls, alive_in
+from proxy.owner import alive_calls, alive_in
 from proxy.views import call_detail, call_row, head_row
 
 ROOM_FACTOR: Final = 4  # of the ledger's files: events once more in the plain, and what `calls` and `show` say of them

@@ -184,7 +184,7 @@ class Forwarder:
                 entries.append(Entry(call, None, resumed))
             if (served := manifest.served(request, "resumed" if plan.resumed else "forwarded")) is not None:
                 entries.append(Entry(call, None, served))
-            await self._writer.append(Append(tuple(entries), Expect(request.scope, request.key, head), packed))
+            await self._writer.append(Append(tuple(entries), (Expect(request.scope, request.key, head),), packed))
 
     async def _start(self, flight: Flight, attempt: Attempt) -> None:
         """Conditional: raises ClaimLostError if the call was settled, superseded or abandoned meanwhile. Nothing was sent then."""

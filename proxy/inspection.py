@@ -1,10 +1,9 @@
-"""What the read commands ask, and how decisions reach the ledger: through the living owner, else under its lock."""
+"""What the read commands ask. It appends nothing."""
 
-import asyncio
 import platform
 import sqlite3
 import stat
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -14,33 +13,23 @@ import aiohttp
 from aiohttp import http_parser
 
 from ledger.codec import chained, decode
-from ledger.epochs import FileIdentity, Lock, StateDir, file_identity
-from ledger.errors import LedgerError, StateDirError
+from ledger.epochs import FileIdentity, StateDir, file_identity
+from ledger.errors import LedgerError
 from ledger.events import EpochOpened, PassOpened
 from ledger.ids import NO_CHAIN, CallId, Digest, Key
-from ledger.operations import Append, Appended
 from ledger.queries import RESTORE
 from ledger.reader import open_reader
 from ledger.receipts import read_segment, segments
-from ledger.recovery import Acceptance, Recovered
-from proxy import control, wiring
-from proxy.control import OwnerUnreachableError, ask_owner
-from proxy.reconcile.operator import DecisionRefusedError, Ruling
+from proxy.owner import NotFoundError, alive_calls, alive_in
 from proxy.settings import Settings
 from proxy.views import call_detail, call_row, head_row, instant
 
-LOOK_AGAIN_S = 0.1
-LOOKS_FOR_OWNER = 50  # five seconds: who died is replaced in a fraction of one, on a busy machine in one or two
 UNRESOLVED_LOOKED_AT = 100_000  # calls `status` counts over; beyond it, it says so
 
 
 ROTATING = (
     "When it changes, the same request comes from another caller and is no longer refused: decide about them first."
 )
-
-
-class NotFoundError(Exception):
-    """What was asked for is not in the ledger. Exit code 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +50,6 @@ class Finding:
 
     def row(self) -> dict[str, Any]:
         return asdict(self)
-
-
-async def alive_calls(state_dir: StateDir) -> dict[str, Any] | None:
-    """What the living owner says of itself; None where none answers."""
-    try:
-        _, answer = await ask_owner(state_dir.control_socket, "GET", "/alive")
-    except OwnerUnreachableError:
-        return None
-    return answer
-
-
-def alive_in(owner: dict[str, Any] | None, call: CallId) -> bool | None:
-    return None if owner is None else call in owner["alive"]
 
 
 async def calls(state_dir: StateDir, limit: int, key: Key | None) -> Calls:
@@ -121,58 +97,6 @@ async def status(state_dir: StateDir) -> dict[str, Any]:
         "stages": stages,
         "calls_looked_at": len(states),
     }
-
-
-async def reconcile(settings: Settings, call: CallId, ruling: Ruling) -> str:
-    """Raises DecisionRefusedError. Without a living owner: takes the lock and recovers first, so salvage precedes it."""
-    state_dir = wiring.state_dir_of(settings)
-    body = {
-        "call": call,
-        "decision": ruling.decision,
-        "reason": ruling.reason,
-        "by": ruling.by,
-        "succeeds": ruling.succeeds,
-    }
-    if not state_dir.ledger.exists():
-        raise NotFoundError(f"There is no ledger in {state_dir.root}. Name its --state-dir.")
-    while (lock := await lock_unless_owned(state_dir)) is None:
-        with suppress(OwnerUnreachableError):  # it died just now: look again whose it is
-            _, answer = await ask_owner(state_dir.control_socket, "POST", "/reconcile", body)
-            if "refused" in answer:
-                raise DecisionRefusedError(answer["refused"])
-            return str(answer["decided"])
-    return await _reconcile_as_owner(settings, state_dir, lock, call, ruling)
-
-
-async def lock_unless_owned(state_dir: StateDir) -> Lock | None:
-    """The lock; None where an owner answers, who is to be asked. One that is being replaced is waited for. Raises StateDirError."""
-    for _ in range(LOOKS_FOR_OWNER):
-        if await alive_calls(state_dir) is not None:
-            return None
-        state_dir.prepare()
-        with suppress(StateDirError):
-            return state_dir.lock()
-        await asyncio.sleep(LOOK_AGAIN_S)
-    return state_dir.lock()
-
-
-async def _reconcile_as_owner(settings: Settings, state_dir: StateDir, lock: Lock, call: CallId, ruling: Ruling) -> str:
-    async with wiring.running(settings, state_dir, lock, wiring.recover(settings, state_dir)) as services:
-
-        async def append(op: Append) -> Appended:
-            return await services.writer.append(op)
-
-        return await control.decide(services.reader, append, call, ruling, alive=False)
-
-
-async def recover(settings: Settings, acceptance: Acceptance) -> Recovered:
-    """Raises StartRefusedError. Opens an epoch that carries the acceptance, and closes it."""
-    state_dir = wiring.state_dir_of(settings)
-    state_dir.prepare()
-    lock = state_dir.lock()
-    recovered = wiring.recover(settings, state_dir, acceptance)
-    async with wiring.running(settings, state_dir, lock, recovered):
-        return recovered
 
 
 async def doctor(settings: Settings, state_dir: StateDir) -> list[Finding]:

@@ -48,7 +48,7 @@ async def record_preparation_failure(services: Services, request: web.BaseReques
     failed = CallPreparationFailed(own.code, own.text or own.code)
     entries = (Entry(call, None, requested), Entry(call, None, failed))
     try:
-        await services.writer.append(Append(entries, Expect(scope, Key(key), history.head)))
+        await services.writer.append(Append(entries, (Expect(scope, Key(key), history.head),)))
     except ConflictError:
         return  # another request under this key was first, and says more
     except PoisonedError:

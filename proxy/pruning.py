@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
@@ -22,7 +22,8 @@ from ledger.operations import Append, Erased
 from ledger.retention import Plan, Progress
 from proxy import control, wiring
 from proxy.control import OwnerUnreachableError, StagingError
-from proxy.inspection import NotFoundError, lock_unless_owned
+from proxy.moments import moment_ms
+from proxy.owner import NotFoundError, lock_unless_owned
 from proxy.reconcile.operator import DecisionRefusedError
 from proxy.settings import Settings
 from proxy.views import instant
@@ -88,13 +89,7 @@ def through_ms(older_than_days: int | None, before: str | None, retention_days: 
                 f"--older-than is {days}. Give days from 0, which is all that is complete, to {DAYS_LIMIT}."
             )
         return now_ms - int(timedelta(days=days).total_seconds() * 1000)
-    try:
-        moment = datetime.fromisoformat(before)
-        at_ms = int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
-    except (ValueError, OverflowError) as error:
-        raise BadAgeError(
-            f"--before {before!r} is no date. Give one like 2026-10-31 or 2026-10-31T12:00+02:00; without a zone it is UTC."
-        ) from error
+    at_ms = moment_ms(before, "--before")
     if at_ms > now_ms:
         raise BadAgeError(f"--before {before} is in the future. To erase all that is complete, give --older-than 0.")
     return at_ms - 1

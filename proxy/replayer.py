@@ -89,7 +89,10 @@ def _other_form(call: CallState, headers: RawHeaders, dialect: Dialect, asked: C
     """None: the stored bytes are the form that is asked for."""
     assert call.manifest is not None
     is_stream, as_stream = base.is_event_stream(headers), asked.facts.stream
-    if as_stream not in (call.manifest.stream, is_stream):
+    observed = call.attempt.observed if call.attempt else None
+    # What a stream was asked for and answered otherwise is the answer; what came back by another way has that way's form.
+    asked_before = is_stream if observed is not None and observed.source == "recovered" else call.manifest.stream
+    if as_stream not in (asked_before, is_stream):
         return _Form(b"application/json", lambda body: None if as_stream else dialect.sse_to_json(body))
     retells, retold = asked.client.retells, asked.retells
     if is_stream and retells is not None and retold is not None and retold.parts and retold.call == call.call:

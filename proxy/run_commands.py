@@ -11,7 +11,7 @@ import typer
 from ledger.events import OnDivergence
 from proxy import clock, environment, running, runs, tables, wiring
 from proxy.console import EXIT_USAGE, ConfigOption, JsonOption, StateDirOption, errors, fail, out, print_json, run
-from proxy.inspection import NotFoundError
+from proxy.owner import NotFoundError
 from proxy.passes import checked_run
 from proxy.settings import command_options, load, upstream_overrides
 from proxy.views import instant

@@ -16,10 +16,11 @@ from typing import Any, Final
 
 from ledger.epochs import Lock, StateDir
 from ledger.errors import StateDirError
-from proxy import console, environment, inspection
+from proxy import console, environment
 from proxy.console import EXIT_DECISION, EXIT_POISONED, say
 from proxy.control import ask_owner
 from proxy.environment import Behind
+from proxy.owner import alive_calls
 from proxy.passes import BadRunError
 from proxy.supervisor import STOP_MARGIN_S
 
@@ -97,7 +98,7 @@ def open_pass(state_dir: StateDir, run: str, on_divergence: str) -> Pass:
 
 
 def owner_of(state_dir: StateDir) -> Owner | None:
-    found = console.run(inspection.alive_calls(state_dir))
+    found = console.run(alive_calls(state_dir))
     if found is None:
         return None
     upstreams = {name: Behind(**about) for name, about in found["upstreams"].items()}

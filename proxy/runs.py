@@ -10,7 +10,7 @@ from ledger.reader import open_reader
 from proxy.activity import refusals_of
 from proxy.codes import Code
 from proxy.gates import gates_of
-from proxy.inspection import NotFoundError, alive_calls, alive_in
+from proxy.owner import NotFoundError, alive_calls, alive_in
 from proxy.views import call_row, instant
 
 SENT: Final = frozenset({"forwarded", "resumed"})

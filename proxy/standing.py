@@ -57,7 +57,7 @@ class Standing:
         if event is None or given.served_pass == event.number:
             return
         expect = Expect(asked.scope, asked.key, history.head)
-        await self._services.writer.append(Append((Entry(call, None, event),), expect))
+        await self._services.writer.append(Append((Entry(call, None, event),), (expect,)))
         passed("after-pass-served")
 
     def _policy_of(self, state: CallState) -> Policy:

@@ -19,6 +19,11 @@ HeaderName = Annotated[str, Field(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")]  # 
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 VariablePath = Annotated[str, Field(pattern=r"^(/[^?#\s]*)?$")]
 Count = Annotated[int, Field(gt=0, le=2**20)]
+ProviderId = Annotated[
+    str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
+]  # of genai-prices, which is asked when a price is needed
+ModelPattern = Annotated[str, Field(min_length=1, max_length=256)]
+ModelName = Annotated[str, Field(min_length=1, max_length=256)]
 _VERSION: Final = re.compile(r"/v\d+[a-z]*\d*$")
 _EGRESS: Final = re.compile(r"http://(?:[^/?#@\s]+@)?[^/?#@\s:]+:(\d{1,5})/?")
 _BASE_URL: Final = re.compile(r"https?://[^/?#@\s]+(/[^?#\s]*)?")
@@ -102,6 +107,10 @@ class UpstreamSettings(Strict):
     answered_statuses: frozenset[Annotated[int, Field(ge=400, le=599)]] = frozenset()
     policy: dict[EndpointClass, PolicySettings] = {}
     environment: dict[VariableName, VariablePath] = {}  # set by `sendonce run`: variable of an SDK -> path behind /NAME
+    price_provider: ProviderId | None = (
+        None  # whose prices `audit` takes, by genai-prices; unset the family's own; "none": free
+    )
+    price_as: dict[ModelPattern, ModelName] = {}  # of a model's name, * and ? allowed -> the model whose price it has
 
     @field_validator("policy")
     @classmethod

@@ -74,6 +74,10 @@ def maybe(shape: Shape) -> Shape:
     return lambda value: value is None or shape(value)
 
 
+def list_of(shape: Shape) -> Shape:
+    return lambda value: isinstance(value, list) and all(map(shape, value))
+
+
 def one_of(names: str) -> Shape:
     known = frozenset(names.split())
     return lambda value: isinstance(value, str) and value in known
@@ -89,6 +93,7 @@ def fields(**shapes: Shape) -> Shape:
 
 BODY = fields(digest=is_digest, size=is_count, kept=flag)
 AUTHORITY = fields(kind=one_of("operator caller setting"), name=maybe(text), config_digest=maybe(text))
+TOOL_CALL = fields(id=maybe(text), name=text, arguments=is_digest, end=is_count)
 KEY = {"scope": text, "key": text, "key_source": one_of("explicit derived"), "occurrence": number, "generation": number}
 EFFECTS = "absent answered unknown happened"
 EVENTS: dict[str, dict[str, Shape]] = {
@@ -124,7 +129,8 @@ EVENTS: dict[str, dict[str, Shape]] = {
     },
     "attempt.interpreted": {
         "interpreter": anything, "outcome": text, "effect": one_of(EFFECTS), "finish_reason": maybe(text),
-        "usage": anything, "provider_ids": anything, "model": maybe(text), "error": anything,
+        "usage": anything, "provider_ids": anything, "model": maybe(text), "error": anything, "service_tier": maybe(text),
+        "tool_calls": list_of(TOOL_CALL),
     },
     "attempt.retry_decided": {"decision": one_of("stop"), "authority": text},
     "attempt.completed": {},
@@ -174,6 +180,7 @@ PROVIDER_READS: dict[str, Shape] = {
 MAY_LACK: dict[str, dict[str, Any]] = {  # records from before these fields
     "call.requested": {"client": "generic", "lineage": None},
     "call.delivered": {"pass_number": None},
+    "attempt.interpreted": {"service_tier": None, "tool_calls": []},
 }
 ROW_MAY_LACK = {"run": None, "pass": None}  # what was said before runs
 PROVIDER_MAY_LACK = {"idempotency_key": None, "client_request_id": None}

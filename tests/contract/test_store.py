@@ -230,7 +230,7 @@ def test_expected_head_of_another_key_does_not_move(tmp_path: Path) -> None:
         head = ledger.store.key_head(SCOPE, KEY)
         ledger.claim(call_id(2), replace(REQUESTED, key=Key("another")))
         assert ledger.store.key_head(SCOPE, KEY) == head
-        ledger.append(Entry(FIRST, None, MANIFEST), expect=Expect(SCOPE, KEY, head))
+        ledger.append(Entry(FIRST, None, MANIFEST), expects=(Expect(SCOPE, KEY, head),))
 
 
 @pytest.mark.parametrize("change", ["UPDATE call_index SET last_seq = last_seq + 1", "DELETE FROM event"])

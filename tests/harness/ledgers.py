@@ -175,7 +175,7 @@ class Ledger:
 
     def claim(self, call: CallId = FIRST, event: CallRequested = REQUESTED, *more: Entry) -> Appended:
         expect = Expect(event.scope, event.key, self.store.key_head(event.scope, event.key))
-        return self.append(Entry(call, None, event), *more, expect=expect)
+        return self.append(Entry(call, None, event), *more, expects=(expect,))
 
     def walk(self, *names: str, call: CallId = FIRST) -> CallState:
         for name in names:
@@ -295,7 +295,7 @@ def locked(state_dir: StateDir) -> Iterator[Lock]:
 
 def claim_op(call: CallId = FIRST, event: CallRequested = REQUESTED, expect: Expect | None = None) -> Append:
     entries = (Entry(call, None, event), Entry(call, None, MANIFEST))
-    return Append(entries, expect=expect or Expect(event.scope, event.key, None))
+    return Append(entries, (expect or Expect(event.scope, event.key, None),))
 
 
 def started_op(call: CallId = FIRST, epoch: int = 1, attempt: int = 1) -> Append:

@@ -51,7 +51,7 @@ def call_of(number: int, epoch: int) -> tuple[Append, ...]:
         Entry(call, None, CallCompleted("answer")),
     )
     return (
-        Append((Entry(call, None, requested), Entry(call, None, manifest)), Expect(SCOPE, key, None), (request,)),
+        Append((Entry(call, None, requested), Entry(call, None, manifest)), (Expect(SCOPE, key, None),), (request,)),
         Append((Entry(call, 1, AttemptStarted(epoch)),), receipt=Receipt("sent", call, 1, request.digest)),
         Append((Entry(call, 1, AttemptAcknowledged(200, (), {})),)),
         Append((Entry(call, 1, observed),), bodies=(answer,), receipt=Receipt("received", call, 1, answer.digest)),

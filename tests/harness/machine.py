@@ -19,7 +19,7 @@ from ledger import verifier
 from ledger.events import Decision
 from ledger.ids import CallId
 from ledger.verifier import Verdict
-from proxy import evidence, inspection
+from proxy import evidence, owner
 from proxy.reconcile.operator import Ruling
 from proxy.settings import load
 from tests.harness.crashes import CHAT_PATH, begin, digest_of, read_until_cut, receipts_of, until
@@ -260,7 +260,7 @@ class World:
         call = CallId(next(row["call_id"] for row in self.rig.calls() if row["body_blake3"] == digest))
         earlier = self.rig.show(call)["decisions"]
         ruling = Ruling(decision, f"decision {len(earlier) + 1}", "ada", earlier[-1]["seq"] if earlier else None)
-        asyncio.run(inspection.reconcile(load(None, {"state_dir": self.rig.state_dir}), call, ruling))
+        asyncio.run(owner.settle(load(None, {"state_dir": self.rig.state_dir}), {call: ruling}))
         intention.fate = AFTER_DECISION[decision]
         intention.was_served |= intention.fate is Fate.SERVED
 

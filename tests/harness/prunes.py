@@ -96,7 +96,7 @@ class Past:
             resumed = CallResumed(asked.continues, ("body",), (), history.head.seq, history.head.chain)
             entries.append(Entry(call, None, resumed))
         kept = (request,) if manifest.body.kept else ()
-        await self.writer.append(Append(tuple(entries), Expect(asked.scope, asked.key, history.head), kept))
+        await self.writer.append(Append(tuple(entries), (Expect(asked.scope, asked.key, history.head),), kept))
 
     async def send(self, call: CallId, key: str, **changes: Any) -> None:
         await self.claim(call, key, **changes)
@@ -181,7 +181,7 @@ def request_again(number: int, body: bytes) -> Append:
     asked = replace(ledgers.REQUESTED, key=Key(f"again-{number}"))
     manifest = replace(ledgers.MANIFEST, body=Body(packed.digest, packed.size))
     entries = (Entry(call, None, asked), Entry(call, None, manifest))
-    return Append(entries, Expect(asked.scope, asked.key, None), (packed,))
+    return Append(entries, (Expect(asked.scope, asked.key, None),), (packed,))
 
 
 async def prune(writer: Writer, plan: retention.Plan) -> Erased:

@@ -138,7 +138,9 @@ def test_decision_and_claim_in_one_operation_supersede(tmp_path: Path) -> None:
     with ledger_in(tmp_path) as ledger:
         ledger.walk("call.requested", "call.manifest", "attempt.started")
         expect = Expect(SCOPE, KEY, ledger.store.key_head(SCOPE, KEY))
-        ledger.append(Entry(FIRST, None, decided("not_served")), Entry(SECOND, None, continuing(FIRST)), expect=expect)
+        ledger.append(
+            Entry(FIRST, None, decided("not_served")), Entry(SECOND, None, continuing(FIRST)), expects=(expect,)
+        )
         cached = ledger.store.state(FIRST)
         ledger.reopen()
         assert cached == ledger.store.state(FIRST)
@@ -146,13 +148,15 @@ def test_decision_and_claim_in_one_operation_supersede(tmp_path: Path) -> None:
         assert cached.superseded_by == SECOND
 
 
-@pytest.mark.parametrize("expect", [None, Expect(SCOPE, Key("another"), None), Expect(Scope("another"), KEY, None)])
-def test_claim_without_its_keys_head_is_refused(expect: Expect | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "expects", [(), (Expect(SCOPE, Key("another"), None),), (Expect(Scope("another"), KEY, None),)]
+)
+def test_claim_without_its_keys_head_is_refused(expects: tuple[Expect, ...], tmp_path: Path) -> None:
     """A claim rests on the head of its own key, not of none and not of another."""
     with ledger_in(tmp_path) as ledger:
         before = ledger.snapshot()
         with pytest.raises(IllegalTransitionError, match="must name the head"):
-            ledger.apply(Append((Entry(FIRST, None, REQUESTED),), expect))
+            ledger.apply(Append((Entry(FIRST, None, REQUESTED),), expects))
         assert ledger.snapshot() == before
 
 
@@ -163,7 +167,7 @@ def test_claim_on_an_older_head_is_a_conflict(tmp_path: Path) -> None:
         before = ledger.snapshot()
         for head in (None, Head(ledger.store.head.seq, ledger.events()[0].chain)):
             with pytest.raises(ConflictError):
-                ledger.apply(Append((Entry(SECOND, None, SAMPLE),), Expect(SCOPE, KEY, head)))
+                ledger.apply(Append((Entry(SECOND, None, SAMPLE),), (Expect(SCOPE, KEY, head),)))
         assert ledger.snapshot() == before
 
 
