@@ -181,12 +181,11 @@ class AttemptObserved:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call that an answer holds whole, for the client to run. `end`: how many bytes of the preserved body it needs."""
+    """A tool call that an answer holds whole, for the client to run. `arguments`: digest of their canonical JSON, else of their text."""
 
     id: str | None
     name: str
     arguments: Digest
-    end: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,10 @@ UNRESOLVED_OF_RUN: Final = f"""
     WITH touched AS (SELECT scope, key, occurrence FROM call_index
       WHERE run = ?1 AND is_unresolved = 1 AND coalesce(served_pass, 0) < ?2 AND call_id > ?3
       ORDER BY call_id LIMIT ?4) {_OF_RUN}"""
+# Calls in the order in which they were requested, in pages: which, and what is on record of their occurrences.
+PAGE_OF_CALLS: Final = "SELECT call_id FROM call_index WHERE call_id > ? ORDER BY call_id LIMIT ?"
+OF_PAGE: Final = f"""
+    WITH touched AS (SELECT scope, key, occurrence FROM call_index WHERE call_id > ?1 AND call_id <= ?2) {_OF_RUN}"""
 # All that are unresolved, in pages.
 UNRESOLVED: Final = f"""
     WITH touched AS (SELECT scope, key, occurrence FROM call_index
@@ -123,6 +127,13 @@ NEWEST_CALLS: Final = """
       WHERE (?1 IS NULL OR key = ?1) ORDER BY call_id DESC LIMIT ?2)
     SELECT e.record, e.chain, c.call_id, c.last_seq FROM call_index c LEFT JOIN event e ON e.call_id = c.call_id
     WHERE (c.scope, c.key, c.occurrence) IN newest ORDER BY e.seq"""
+# The next calls by id, which is by time, and whether a call is one of them: an occurrence's other generations stand there too.
+CALLS_AFTER: Final = """
+    WITH page AS (SELECT call_id, scope, key, occurrence FROM call_index WHERE call_id > ?1 ORDER BY call_id LIMIT ?2),
+      touched AS (SELECT scope, key, occurrence FROM page)
+    SELECT e.record, e.chain, c.call_id, c.last_seq, c.call_id IN (SELECT call_id FROM page)
+    FROM call_index c LEFT JOIN event e ON e.call_id = c.call_id
+    WHERE (c.scope, c.key, c.occurrence) IN touched ORDER BY e.seq"""
 COUNT_CALLS: Final = "SELECT count(*) FROM call_index WHERE (?1 IS NULL OR key = ?1)"
 # What a start has to look at: calls the last epoch left in flight, and whatever was observed and never finished.
 IN_FLIGHT_OF_EPOCH: Final = "SELECT call_id FROM call_index WHERE is_in_flight = 1 AND epoch = ? ORDER BY call_id"

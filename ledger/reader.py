@@ -70,6 +70,15 @@ class Reader:
                 yield state
             last = states[-1].call
 
+    async def calls_after(self, after: str, limit: int) -> list[CallState]:
+        """The next `limit` calls by their ids, oldest first; superseded ones too."""
+        page = [row[0] for row in await self._db.execute_fetchall(queries.PAGE_OF_CALLS, (after, limit))]
+        if not page:
+            return []
+        rows = await self._db.execute_fetchall(queries.OF_PAGE, (after, page[-1]))
+        states = project(queries.read_calls(rows), self._epochs)
+        return [states[call] for call in page]
+
     async def unresolved(self) -> AsyncGenerator[CallState, None]:
         """All calls that are `unresolved`, oldest first."""
         last, limit = "", queries.UNRESOLVED_RUN_CALLS
@@ -125,6 +134,15 @@ class Reader:
         rows = await self._db.execute_fetchall(queries.NEWEST_CALLS, (key, limit))
         calls = project(queries.read_calls(rows), self._epochs)
         return sorted(calls.values(), key=lambda state: state.call, reverse=True)
+
+    async def oldest_first(self, page_calls: int) -> AsyncGenerator[list[CallState], None]:
+        """All calls, page by page, so that memory does not grow with the ledger. Each page is of one moment, and of its own."""
+        last = ""
+        while rows := list(await self._db.execute_fetchall(queries.CALLS_AFTER, (last, page_calls))):
+            calls = project(queries.read_calls(rows), self._epochs)
+            page = sorted({row[2] for row in rows if row[4]})
+            yield [calls[CallId(call)] for call in page]
+            last = page[-1]
 
     async def counts(self, key: Key | None = None) -> tuple[int, int]:
         """Calls (of the key), and events in the whole ledger."""

@@ -21,12 +21,19 @@ from ledger.writer import Writer
 from proxy.environment import behind
 from proxy.passes import BadRunError
 from proxy.reconcile.operator import DecisionRefusedError
+from proxy.reinterpreting import reinterpret
+from proxy.resuming import resume
 from proxy.services import Services
 from proxy.settling import settle
 
 ASKED_LIMIT_BYTES: Final = 64 * 1024 * 1024  # an answer that came back by another way, in base64
 # What the owner does for a command, and a command does itself, under the lock, where there is none (owner.py).
-OPERATIONS: Final[Mapping[str, Callable[[Services, dict[str, Any]], Awaitable[dict[str, Any]]]]] = {"settle": settle}
+OPERATIONS: Final[Mapping[str, Callable[[Services, dict[str, Any]], Awaitable[dict[str, Any]]]]] = {
+    "settle": settle,
+    "reinterpret": reinterpret,
+    "resume": resume,
+}
+LASTING: Final = frozenset({"resume"})  # as long as the provider takes
 OWNER_LIMIT_S: Final = 30  # a decision is one commit; a stopped or drowning owner is worth a sentence
 
 
@@ -138,13 +145,13 @@ def _erasing(asked: dict[str, Any]) -> Append:
 
 
 async def ask_owner(
-    socket: Path, method: str, path: str, body: dict[str, Any] | None = None
+    socket: Path, method: str, path: str, body: dict[str, Any] | None = None, limit_s: float | None = OWNER_LIMIT_S
 ) -> tuple[int, dict[str, Any]]:
-    """From another process. Raises OwnerUnreachableError where no owner lives."""
+    """From another process; `limit_s` None: however long it takes. Raises OwnerUnreachableError where no owner lives."""
     connector = aiohttp.UnixConnector(path=str(socket))
     try:
         async with (
-            aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=OWNER_LIMIT_S)) as session,
+            aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=limit_s)) as session,
             session.request(method, f"http://owner{path}", json=body) as response,
         ):
             return response.status, orjson.loads(await response.read())

@@ -15,7 +15,7 @@ from proxy.headers import RawHeaders, as_text, end_to_end, find
 from proxy.inflight import Head
 from proxy.manifest import CallRequest, Route
 from proxy.refusals import Column, OwnAnswer
-from proxy.request_body import Memory, RequestBody
+from proxy.request_body import RequestBody
 from proxy.server import BodyBroke, BodyTooLarge, WireResponse, answer, read_body
 from proxy.services import Services
 from proxy.target import target_fault
@@ -56,7 +56,7 @@ class FrontDoor:
 
     def __init__(self, services: Services) -> None:
         self._services, self._settings = services, services.settings
-        self._admitted, self._memory = 0, Memory(reserve=services.reserve)
+        self._admitted = 0
 
     async def enter(self, request: web.BaseRequest) -> Entered | web.StreamResponse:
         """A request to decide on, or the answer to one that needs no decision. Raises DoorAnswer."""
@@ -139,7 +139,7 @@ class FrontDoor:
 
     async def _body(self, request: web.BaseRequest, route: Route) -> RequestBody:
         limits, idle_s = self._settings.limits, self._settings.timeouts.client_body_idle_s
-        body = RequestBody(self._services.state_dir.spool, self._memory)
+        body = RequestBody(self._services.state_dir.spool, self._services.memory)
         try:
             await read_body(request, body, limit_bytes=limits.body_bytes, idle_timeout_s=idle_s)
         except BodyTooLarge as error:

@@ -17,9 +17,8 @@ from ledger.errors import (
     UnreadableRecordError,
     UnrecordableEventError,
 )
-from ledger.ids import CallId, Head, Key, Scope, attempt_id, new_call_id
+from ledger.ids import CallId, Head, Key, Scope, attempt_id
 from ledger.ladder import Evidence
-from ledger.spool import Spool
 from proxy import clock, manifest, refusals
 from proxy.admission import decide
 from proxy.codes import Code
@@ -28,7 +27,6 @@ from proxy.decisions import Attach, Forward, Now, Policy, Refuse, Replay, Wait
 from proxy.dialects.base import is_event_stream
 from proxy.front import BadBody, DoorAnswer, Entered, FrontDoor, of_pass
 from proxy.headers import RawHeaders
-from proxy.inflight import Recording
 from proxy.intentions import Intentions
 from proxy.interpreter import dialect_of
 from proxy.liveness import Claimant, Flight
@@ -38,6 +36,7 @@ from proxy.replayer import can_be_made, replay
 from proxy.server import WireResponse, answer, relay
 from proxy.services import Services
 from proxy.standing import Standing
+from proxy.takeoff import take_off
 from proxy.views import since_of
 
 DECISIONS_LIMIT: Final = 32  # decided again, for whatever reason; more means a storm, and 503 is kinder than spinning
@@ -181,13 +180,9 @@ class Ingress:
         waits_in_vain = limit is not None and registry.count(asked.route.name) >= limit
         if waits_in_vain or len(self._services.registry.flights) >= self._flights_limit:
             raise self._overloaded(asked)
-        services, call = self._services, new_call_id(clock.now_ms(), clock.entropy())
-        spool = Spool(services.state_dir.spool, call)
-        flight = Flight(call, asked, spool, Recording(spool), asyncio.get_running_loop().create_future())
+        flight = take_off(self._services, asked, plan, head, policy)
         disposition = "resumed" if plan.resumed else "forwarded"
-        services.registry.enter(flight)
-        claimant = services.registry.claim(call, request.transport, disposition, asked.pass_number)
-        flight.task = services.spawn(self._fly(flight, plan, head, policy))
+        claimant = registry.claim(flight.call, request.transport, disposition, asked.pass_number)
         try:
             with flight.recording.reading():
                 await asyncio.shield(flight.claimed)  # a handler that is cancelled takes nothing from the flight
@@ -195,18 +190,12 @@ class Ingress:
                 self._count_claim(asked, plan)
                 return await self._relay(request, flight, claimant)
         except NoRoomError as error:
-            services.registry.release(claimant)
+            registry.release(claimant)
             self._door.owe(asked)
             raise DoorAnswer(Code.CANNOT_RECORD, route=asked.route) from error
         except LedgerError:
-            services.registry.release(claimant)
+            registry.release(claimant)
             raise
-
-    async def _fly(self, flight: Flight, plan: Forward, head: Head | None, policy: Policy) -> None:
-        try:
-            await self._services.forwarder.forward(flight, plan, head, policy)
-        finally:
-            self._services.registry.leave(flight)
 
     def _count_claim(self, asked: CallRequest, plan: Forward) -> None:
         if self._services.registry.owes(asked.scope, asked.key):  # whatever it became: used up first
@@ -226,7 +215,9 @@ class Ingress:
             await flight.finished.wait()
             self._services.registry.release(claimant)
             return None
-        return await self._relay(request, flight, claimant)
+        response = await self._relay(request, flight, claimant)
+        self._services.activity.attached(asked.route.name, call=call)
+        return response
 
     async def _relay(self, request: web.BaseRequest, flight: Flight, claimant: Claimant) -> WireResponse:
         response = await relay(request, flight.recording, _marks(flight.call, claimant.disposition))

@@ -14,6 +14,7 @@ from ledger.errors import IllegalTransitionError, UnreadableRecordError, Unrecor
 from ledger.events import (
     AttemptCompleted,
     AttemptInterpreted,
+    AttemptObserved,
     AttemptRetryDecided,
     Body,
     CallCompleted,
@@ -60,6 +61,21 @@ class Interpreter:
             with suppress(IllegalTransitionError):
                 await self._append(state, entries)
             passed("after-interpreted")
+
+    async def reinterpret(self, state: CallState) -> bool:
+        """A newer reading of a completed call's kept answer beside the older ones; whether one was added."""
+        attempt = state.attempt
+        dialect, _ = dialect_of(self._settings, state)
+        if state.evidence is not Evidence.COMPLETED or attempt is None or attempt.interpreted is None:
+            return False
+        if attempt.interpreted.interpreter >= dialect.version or not _is_kept(attempt.observed):
+            return False
+        reading = Entry(state.call, attempt.number, _event(await self._read(state, None)))
+        with suppress(IllegalTransitionError, UnrecordableEventError):  # erased meanwhile; the older reading stands
+            await self._writer.append(Append((reading,)))
+            passed("after-reinterpreted")
+            return True
+        return False
 
     async def _append(self, state: CallState, entries: tuple[Entry, ...]) -> None:
         """Total: what cannot be recorded of a reading leaves one that is judged by status."""
@@ -156,6 +172,10 @@ def judge_salvaged(settings: Settings, state: CallState, head: dict[str, Any], b
     return Judged(endings.is_whole(ended), kept)
 
 
+def _is_kept(observed: AttemptObserved | None) -> bool:
+    return observed is not None and observed.body is not None and observed.body.kept
+
+
 def _event(reading: Reading) -> AttemptInterpreted:
     return AttemptInterpreted(
         interpreter=reading.version,
@@ -166,4 +186,6 @@ def _event(reading: Reading) -> AttemptInterpreted:
         provider_ids=reading.provider_ids,
         model=reading.model,
         error=reading.error,
+        service_tier=reading.service_tier,
+        tool_calls=reading.tool_calls,
     )

@@ -86,6 +86,7 @@ class CallRequest:
     accepts_attempt: str | None
     context: Mapping[str, str]
     retells: Retold | None = None
+    added: Pairs = ()  # to its body, by the upstream's injection level
 
     def as_retold(self, call: CallId, manifest: CallManifest, key: Key, parts: int) -> "CallRequest":
         """The same request, known for a retry of `call`, whose key and intention are its own."""
@@ -226,7 +227,7 @@ def manifest(request: CallRequest, added: RawHeaders, body: Body) -> CallManifes
         model=request.facts.model,
         stream=request.facts.stream,
         max_output_tokens=request.facts.max_output_tokens,
-        injected=as_pairs(added),
+        injected=as_pairs(added) + request.added,
         context=dict(request.context),
     )
 

@@ -17,6 +17,7 @@ from proxy.liveness import Registry
 from proxy.outbound import Outbound
 from proxy.passes import Passes
 from proxy.preserve import Preserver
+from proxy.request_body import Memory
 from proxy.settings import Settings
 
 
@@ -38,6 +39,7 @@ class Services:
     activity: Activity
     reserve: Reserve
     passes: Passes
+    memory: Memory  # of request bodies
     fatal: "asyncio.Future[BaseException]"
     command_options: str  # what a command printed for this proxy's user must end with
     url: str = ""  # where it listens, once it does

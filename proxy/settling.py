@@ -34,7 +34,7 @@ class _Bytes:
 
 
 async def settle(services: Services, asked: dict[str, Any]) -> dict[str, Any]:
-    """`asked` as `asking` made it. Raises DecisionRefusedError with nothing written; gives a sentence for each call."""
+    """`asked` as `as_asked` made it. Raises DecisionRefusedError with nothing written; gives a sentence for each call."""
     rulings = {CallId(call): _ruling(about) for call, about in asked["rulings"].items()}
     if len(rulings) > RULINGS_LIMIT:
         raise DecisionRefusedError(
@@ -87,7 +87,7 @@ def _sentence(call: CallId, ruling: Ruling, *, anew: bool) -> str:
 # --- how it crosses the control socket -----------------------------------------------------------------------------
 
 
-def asking(rulings: Mapping[CallId, Ruling]) -> dict[str, Any]:
+def as_asked(rulings: Mapping[CallId, Ruling]) -> dict[str, Any]:
     return {"rulings": {call: _document(ruling) for call, ruling in rulings.items()}}
 
 

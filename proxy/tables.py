@@ -68,8 +68,11 @@ def bodies_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
+Progressing = Callable[[str, int, int], None]  # which step, how much of it is done, of how much
+
+
 @contextmanager
-def steps_progress(console: Console) -> Iterator[Callable[[str, int, int], None]]:
+def steps_progress(console: Console) -> Iterator[Progressing]:
     """A bar for each step of a long command, as they come; nothing where stderr is no terminal."""
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         tasks: dict[str, TaskID] = {}

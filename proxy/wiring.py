@@ -33,6 +33,7 @@ from proxy.liveness import Claimant, Registry
 from proxy.outbound import Outbound
 from proxy.passes import Passes
 from proxy.preserve import Preserver
+from proxy.request_body import Memory
 from proxy.services import Services
 from proxy.settings import Settings, SettingsError, command_options
 
@@ -259,6 +260,7 @@ async def running(settings: Settings, state_dir: StateDir, lock: Lock, recovered
             activity=activity,
             reserve=reserve,
             passes=Passes(reader, writer, secret),
+            memory=Memory(reserve=reserve),
             fatal=loop.create_future(),
             command_options=options,
         )

@@ -93,7 +93,7 @@ def fields(**shapes: Shape) -> Shape:
 
 BODY = fields(digest=is_digest, size=is_count, kept=flag)
 AUTHORITY = fields(kind=one_of("operator caller setting"), name=maybe(text), config_digest=maybe(text))
-TOOL_CALL = fields(id=maybe(text), name=text, arguments=is_digest, end=is_count)
+TOOL_CALL = fields(id=maybe(text), name=text, arguments=is_digest)
 KEY = {"scope": text, "key": text, "key_source": one_of("explicit derived"), "occurrence": number, "generation": number}
 EFFECTS = "absent answered unknown happened"
 EVENTS: dict[str, dict[str, Shape]] = {

@@ -6,20 +6,23 @@ import json
 from contextlib import suppress
 from typing import Any
 
+from ledger.events import ToolCall
 from proxy.dialects import base
 from proxy.dialects.base import Findings, Outcome, Reading, RequestFacts, TerminalEvidence
+from proxy.dialects.tool_calls import tool_calls
 from proxy.effects import PLAIN, UpstreamTraits
 from proxy.endpoints import Family
 from proxy.headers import RawHeaders
 from proxy.sse import Item
 
-VERSION = 1
+VERSION = 2
 
 _TERMINAL_TYPES = frozenset({"message_stop", "error"})
 
 
 class AnthropicMessages:
     name = "anthropic_messages"
+    version = VERSION
     ends_by_type = True
     family = Family.ANTHROPIC
 
@@ -46,6 +49,11 @@ class AnthropicMessages:
 
     def interpret(self, status: int, headers: RawHeaders, body: bytes, traits: UpstreamTraits = PLAIN) -> Reading:
         return base.read_whole(VERSION, _findings, status, headers, body, traits)
+
+    def tool_results(self, body: bytes) -> frozenset[str]:
+        messages = base.objects(base.parsed_object(body).get("messages"))
+        blocks = (block for message in messages for block in base.objects(message.get("content")))
+        return base.ids(block.get("tool_use_id") for block in blocks if block.get("type") == "tool_result")
 
     def error_event(self, code: str, sentence: str) -> bytes:
         error = {"type": "invalid_request_error", "message": sentence, "code": code}
@@ -84,6 +92,8 @@ def _message_findings(data: bytes) -> Findings:
         usage=base.flat_usage(message.get("usage")) or None,
         provider_ids=base.body_ids(id=message.get("id")),
         model=base.text(message.get("model")),
+        service_tier=_tier(message),
+        tool_calls=_tool_calls(message.get("content")),
     )
 
 
@@ -117,7 +127,20 @@ def _stream_findings(data: bytes) -> Findings:
         provider_ids=base.body_ids(id=start.get("id")),
         model=base.text(start.get("model")),
         error=error,
+        service_tier=_tier(start),
+        tool_calls=_tool_calls(blocks_of(data)),
     )
+
+
+def _tier(message: dict[str, Any]) -> str | None:
+    usage = message.get("usage")
+    return base.text(usage.get("service_tier")) if isinstance(usage, dict) else None
+
+
+def _tool_calls(content: object) -> tuple[ToolCall, ...]:
+    """`tool_use` is the client's to run; what the provider runs itself is `server_tool_use`."""
+    blocks = (block for block in base.objects(content) if block.get("type") == "tool_use")
+    return tool_calls((block.get("id"), block.get("name"), block.get("input")) for block in blocks)
 
 
 # --- stream to JSON ---

@@ -5,13 +5,14 @@ All of it is pure and total: a request or a response is judged on its bytes alon
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
 from typing import Any, Final, Protocol
 from urllib.parse import unquote
 
+from ledger.events import ToolCall
 from ledger.stages import Effect
 from proxy.codings import UndecodableError, decoded
 from proxy.effects import PLAIN, UpstreamTraits, verdict
@@ -67,6 +68,8 @@ class Findings:
     provider_ids: Mapping[str, str] = field(default_factory=dict)
     model: str | None = None
     error: str | None = None
+    service_tier: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +83,10 @@ class Reading(Findings):
 class Dialect(Protocol):
     @property
     def name(self) -> str: ...
+
+    @property
+    def version(self) -> int:
+        """Of its readings: a higher one rules over what lower ones found in the same bytes."""
 
     @property
     def family(self) -> Family: ...
@@ -107,6 +114,9 @@ class Dialect(Protocol):
 
     def interpret(self, status: int, headers: RawHeaders, body: bytes, traits: UpstreamTraits = PLAIN) -> Reading:
         """The reading of a whole response. Never raises: what cannot be read is `uninterpretable`, judged by status."""
+
+    def tool_results(self, body: bytes) -> frozenset[str]:
+        """The ids of the tool calls that a request brings results of. Never raises."""
 
     def error_event(self, code: str, sentence: str) -> bytes:
         """What to write at an event boundary, before an unclean end, once a 200 has begun. Empty: nothing is readable."""
@@ -228,6 +238,15 @@ def _usage_leaves(usage: object, prefix: str, depth_left: int) -> Iterator[tuple
             yield from _usage_leaves(value, full + ".", depth_left - 1)
 
 
+def objects(value: object) -> list[dict[str, Any]]:
+    """The objects in a list that somebody else wrote; nothing where it is none."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def ids(found: Iterable[object]) -> frozenset[str]:
+    return frozenset(value for value in map(text, found) if value)
+
+
 def envelope_error(document: object) -> str | None:
     """What an error envelope calls its error: `type/code/status`, whichever it has. OpenAI, Anthropic and Gemini all have
     a message at `error.message`, which stays in the recorded body: providers echo what they were sent (I8). Gemini puts it
@@ -313,4 +332,6 @@ def read_whole(
         provider_ids={**header_ids(headers), **findings.provider_ids},
         model=findings.model,
         error=findings.error,
+        service_tier=findings.service_tier,
+        tool_calls=findings.tool_calls,
     )

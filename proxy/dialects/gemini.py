@@ -12,12 +12,13 @@ from typing import Any, Final
 
 from proxy.dialects import base
 from proxy.dialects.base import Findings, Outcome, Reading, RequestFacts, TerminalEvidence
+from proxy.dialects.tool_calls import tool_calls
 from proxy.effects import PLAIN, UpstreamTraits
 from proxy.endpoints import Family
 from proxy.headers import RawHeaders
 from proxy.sse import Item
 
-VERSION = 1
+VERSION = 2
 
 _UNFINISHED: Final = frozenset({None, "", "FINISH_REASON_UNSPECIFIED"})
 _END_WORDS: Final = (b"finishReason", b"blockReason", b"error")
@@ -25,6 +26,7 @@ _END_WORDS: Final = (b"finishReason", b"blockReason", b"error")
 
 class Gemini:
     name = "gemini"
+    version = VERSION
     ends_by_type = False
     family = Family.GEMINI
 
@@ -56,6 +58,12 @@ class Gemini:
 
     def interpret(self, status: int, headers: RawHeaders, body: bytes, traits: UpstreamTraits = PLAIN) -> Reading:
         return base.read_whole(VERSION, _findings, status, headers, body, traits)
+
+    def tool_results(self, body: bytes) -> frozenset[str]:
+        """A result without an id belongs to a call by name and order: nobody is named then."""
+        contents = base.objects(base.parsed_object(body).get("contents"))
+        answers = (part.get("functionResponse") for each in contents for part in base.objects(each.get("parts")))
+        return base.ids(answer.get("id") for answer in answers if isinstance(answer, dict))
 
     def error_event(self, code: str, sentence: str) -> bytes:
         # research/clients.md section 5: raised by every client, if there is no `event:` line and `error` stands first.
@@ -143,8 +151,22 @@ def _findings(data: bytes, is_stream: bool) -> Findings:
         is_answer = has_candidates or finish_reason or not data or is_stream
         outcome = Outcome.EMPTY if is_answer else Outcome.UNINTERPRETABLE
     return Findings(
-        outcome=outcome, finish_reason=finish_reason, usage=usage or None, provider_ids=ids, model=model, error=error
+        outcome=outcome,
+        finish_reason=finish_reason,
+        usage=usage or None,
+        provider_ids=ids,
+        model=model,
+        error=error,
+        tool_calls=tool_calls(
+            (call.get("id"), call.get("name"), call.get("args")) for document in documents for call in _calls(document)
+        ),
     )
+
+
+def _calls(document: dict[str, Any]) -> Iterable[dict[str, Any]]:
+    contents = (candidate.get("content") for _, candidate in _candidates(document))
+    parts = (part for content in contents if isinstance(content, dict) for part in base.objects(content.get("parts")))
+    return base.objects([part.get("functionCall") for part in parts])
 
 
 def _documents(whole: Any) -> list[dict[str, Any]]:

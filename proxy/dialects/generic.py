@@ -11,7 +11,7 @@ from proxy.endpoints import Family
 from proxy.headers import RawHeaders
 from proxy.sse import Item
 
-VERSION = 1
+VERSION = 2
 
 _OUTPUT_LIMITS = ("max_output_tokens", "max_completion_tokens", "max_tokens")
 _ERROR_TYPES = frozenset({"error", "response.failed"})
@@ -19,6 +19,7 @@ _ERROR_TYPES = frozenset({"error", "response.failed"})
 
 class Generic:
     name = "generic"
+    version = VERSION
     ends_by_type = True
     family = Family.GENERIC
 
@@ -46,6 +47,9 @@ class Generic:
     def interpret(self, status: int, headers: RawHeaders, body: bytes, traits: UpstreamTraits = PLAIN) -> Reading:
         return base.read_whole(VERSION, _findings, status, headers, body, traits)
 
+    def tool_results(self, body: bytes) -> frozenset[str]:  # noqa: ARG002 - the protocol's name
+        return frozenset()
+
     def error_event(self, code: str, sentence: str) -> bytes:  # noqa: ARG002 - the protocol's names
         return b""
 
@@ -56,7 +60,7 @@ class Generic:
 def _findings(data: bytes, is_stream: bool) -> Findings:
     documents = list(base.data_objects(data)) if is_stream else _documents(data)
     usage: dict[str, int] = {}
-    model = error = None
+    model = error = tier = None
     ids: dict[str, str] = {}
     for document in documents:
         # The Responses API nests the answer in its events; Gemini has its own names.
@@ -65,6 +69,7 @@ def _findings(data: bytes, is_stream: bool) -> Findings:
         usage |= base.flat_usage(answer.get("usage")) | base.flat_usage(answer.get("usageMetadata"))
         ids |= base.body_ids(id=answer.get("id"), responseId=answer.get("responseId"))
         model = base.text(answer.get("model")) or base.text(answer.get("modelVersion")) or model
+        tier = base.text(answer.get("service_tier")) or tier
         error = error or _error(document, answer)
     return Findings(
         outcome=Outcome.IN_BAND_ERROR if error else Outcome.SUCCEEDED if data else Outcome.EMPTY,
@@ -72,6 +77,7 @@ def _findings(data: bytes, is_stream: bool) -> Findings:
         provider_ids=ids,
         model=model,
         error=error,
+        service_tier=tier,
     )
 
 

@@ -6,18 +6,20 @@ from typing import Any
 
 from proxy.dialects import base
 from proxy.dialects.base import Findings, Outcome, Reading, RequestFacts, TerminalEvidence
+from proxy.dialects.tool_calls import tool_calls
 from proxy.effects import PLAIN, UpstreamTraits
 from proxy.endpoints import Family
 from proxy.headers import RawHeaders
 from proxy.sse import Item
 
-VERSION = 1
+VERSION = 2
 
 _DONE = b"[DONE]"
 
 
 class OpenAIChat:
     name = "openai_chat"
+    version = VERSION
     ends_by_type = True
     family = Family.OPENAI
 
@@ -45,6 +47,10 @@ class OpenAIChat:
     def interpret(self, status: int, headers: RawHeaders, body: bytes, traits: UpstreamTraits = PLAIN) -> Reading:
         return base.read_whole(VERSION, _findings, status, headers, body, traits)
 
+    def tool_results(self, body: bytes) -> frozenset[str]:
+        messages = base.objects(base.parsed_object(body).get("messages"))
+        return base.ids(message.get("tool_call_id") for message in messages if message.get("role") == "tool")
+
     def error_event(self, code: str, sentence: str) -> bytes:
         # research/clients.md section 5: raised with our text by every client, if there is no `event:` line.
         error = {"message": sentence, "type": "invalid_request_error", "code": code, "param": None}
@@ -70,12 +76,13 @@ def _findings(data: bytes, is_stream: bool) -> Findings:
     documents = list(base.data_objects(data)) if is_stream else [base.parsed_object(data)]
     usage: dict[str, int] = {}
     ids: dict[str, str] = {}
-    finish_reason = model = error = None
+    finish_reason = model = error = tier = None
     has_choices = False
     for document in documents:
         usage |= base.flat_usage(document.get("usage"))
         ids |= base.body_ids(id=document.get("id"))
         model = base.text(document.get("model")) or model
+        tier = base.text(document.get("service_tier")) or tier
         if document.get("error"):
             error = base.envelope_error(document) or "error"
         for choice in document.get("choices") or ():
@@ -90,8 +97,36 @@ def _findings(data: bytes, is_stream: bool) -> Findings:
     else:
         outcome = Outcome.UNINTERPRETABLE if data and not is_stream and not documents[0] else Outcome.EMPTY
     return Findings(
-        outcome=outcome, finish_reason=finish_reason, usage=usage or None, provider_ids=ids, model=model, error=error
+        outcome=outcome,
+        finish_reason=finish_reason,
+        usage=usage or None,
+        provider_ids=ids,
+        model=model,
+        error=error,
+        service_tier=tier,
+        tool_calls=tool_calls(_calls(documents), ended=outcome is not Outcome.INCOMPLETE),
     )
+
+
+def _calls(documents: list[dict[str, Any]]) -> Iterator[tuple[object, object, object]]:
+    """Of each choice; in a stream put together from its fragments. The first fragment has id and name."""
+    calls: dict[tuple[object, object], dict[str, Any]] = {}
+    for document in documents:
+        for choice in base.objects(document.get("choices")):
+            said = choice.get("message") or choice.get("delta")
+            said = said if isinstance(said, dict) else {}
+            legacy = said.get("function_call")  # it has no id
+            listed = base.objects(said.get("tool_calls")) + (
+                [{"function": legacy, "index": "legacy"}] if legacy else []
+            )
+            for place, part in enumerate(listed):
+                about = part.get("function") or part.get("custom")
+                about = about if isinstance(about, dict) else {}
+                call = calls.setdefault((str(choice.get("index")), str(part.get("index", place))), {"arguments": ""})
+                call["id"] = part.get("id") or call.get("id")
+                call["name"] = about.get("name") or call.get("name")
+                call["arguments"] += base.text(about.get("arguments")) or base.text(about.get("input")) or ""
+    yield from ((call["id"], call["name"], call["arguments"]) for call in calls.values())
 
 
 # --- stream to JSON ---

@@ -8,12 +8,13 @@ from typing import Any, Final
 from proxy.codes import Code
 from proxy.dialects import base
 from proxy.dialects.base import Findings, Outcome, Reading, RequestFacts, TerminalEvidence
+from proxy.dialects.tool_calls import tool_calls
 from proxy.effects import PLAIN, UpstreamTraits
 from proxy.endpoints import Family
 from proxy.headers import RawHeaders
 from proxy.sse import Event, Item
 
-VERSION = 1
+VERSION = 2
 
 _RESPONSE_ENDS: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
 _ENDS: Final = _RESPONSE_ENDS | {"error"}
@@ -36,6 +37,7 @@ _LAST_SEQUENCE_NUMBER: Final = 2**31 - 1
 
 class OpenAIResponses:
     name = "openai_responses"
+    version = VERSION
     ends_by_type = True
     family = Family.OPENAI
 
@@ -71,6 +73,10 @@ class OpenAIResponses:
 
     def interpret(self, status: int, headers: RawHeaders, body: bytes, traits: UpstreamTraits = PLAIN) -> Reading:
         return base.read_whole(VERSION, _findings, status, headers, body, traits)
+
+    def tool_results(self, body: bytes) -> frozenset[str]:
+        items = base.objects(base.parsed_object(body).get("input"))
+        return base.ids(item.get("call_id") for item in items if str(item.get("type")).endswith("_output"))
 
     def error_event(self, code: str, sentence: str) -> bytes:
         """Codex, pydantic-ai and the AI SDK stop at once at `invalid_prompt` and show the sentence (clients.md section 7). Where a
@@ -155,17 +161,18 @@ def _response_findings(response: dict[str, Any], data: bytes) -> Findings:
     error = base.envelope_error(response)
     if error is None and response.get("object") != "response":
         return Findings(outcome=Outcome.UNINTERPRETABLE if data else Outcome.EMPTY)
-    return _answer(response, error, has_output=bool(response.get("output")))
+    return _answer(response, error, base.objects(response.get("output")), has_output=bool(response.get("output")))
 
 
 def _stream_findings(data: bytes) -> Findings:
     response: dict[str, Any] = {}
     error = None
-    has_documents = has_output = has_end = False
+    has_documents = has_end = False
+    done: list[dict[str, Any]] = []
     for document in base.data_objects(data):
         has_documents = True
         kind = base.text(document.get("type"))
-        has_output = has_output or kind == _ITEM_DONE
+        done += base.objects([document.get("item")]) if kind == _ITEM_DONE else []
         if isinstance(document.get("response"), dict):
             response |= document["response"]  # each one is the whole response so far
         if kind in _RESPONSE_ENDS:
@@ -174,14 +181,13 @@ def _stream_findings(data: bytes) -> Findings:
             error = base.envelope_error(document) or base.envelope_error({"error": document}) or "error"
     if not has_end and error is None:
         # A `response.created` says that it is in progress, which is no reason to finish.
-        answer = _answer(response | {"status": None, "incomplete_details": None}, None, has_output=True)
+        answer = _answer(response | {"status": None, "incomplete_details": None}, None, done, has_output=True)
         return replace(answer, outcome=Outcome.INCOMPLETE if has_documents else Outcome.EMPTY)
-    return _answer(
-        response, error or base.envelope_error(response), has_output=has_output or bool(response.get("output"))
-    )
+    items = base.objects(response.get("output")) or done
+    return _answer(response, error or base.envelope_error(response), items, has_output=bool(done or items))
 
 
-def _answer(response: dict[str, Any], error: str | None, *, has_output: bool) -> Findings:
+def _answer(response: dict[str, Any], error: str | None, items: list[dict[str, Any]], *, has_output: bool) -> Findings:
     """`failed` is the provider's own word for an answer that it could not give; `incomplete` is an answer with its reason."""
     status = base.text(response.get("status"))
     if error is not None or status == "failed":
@@ -197,7 +203,15 @@ def _answer(response: dict[str, Any], error: str | None, *, has_output: bool) ->
         provider_ids=base.body_ids(id=response.get("id")),
         model=base.text(response.get("model")),
         error=error,
+        service_tier=base.text(response.get("service_tier")),
+        tool_calls=tool_calls(map(_call, (item for item in items if item.get("type") not in _ITEMS_NOT_RUN))),
     )
+
+
+def _call(item: dict[str, Any]) -> tuple[object, object, object]:
+    """Its result names the call's `call_id`, not the item's own id (providers.md section 8). A call without a name has its type's."""
+    arguments = next((item[name] for name in ("arguments", "input", "action") if item.get(name) is not None), "")
+    return item.get("call_id") or item.get("id"), item.get("name") or item.get("type"), arguments
 
 
 # --- stream to JSON ---

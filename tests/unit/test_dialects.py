@@ -156,7 +156,7 @@ def test_json_is_whole_if_it_parses(
 def test_chat_stream_gives_its_facts() -> None:
     """Usage comes with the last chunk, ids and model with every one."""
     reading = read(CHAT, CHAT_STREAM)
-    assert (reading.outcome, reading.effect, reading.version) == (Outcome.SUCCEEDED, Effect.HAPPENED, 1)
+    assert (reading.outcome, reading.effect, reading.version) == (Outcome.SUCCEEDED, Effect.HAPPENED, 2)
     assert reading.usage == {
         "prompt_tokens": 9,
         "completion_tokens": 3,

@@ -217,7 +217,7 @@ def test_answer_gives_the_same_facts_in_both_forms(body: bytes, headers: RawHead
     """Ids, model, usage with its details; zero is a count, null is not."""
     reading = read(body, headers)
     assert (reading.outcome, reading.effect, reading.finish_reason) == (Outcome.SUCCEEDED, Effect.HAPPENED, "completed")
-    assert (reading.model, reading.error, reading.version) == ("gpt-5.5", None, 1)
+    assert (reading.model, reading.error, reading.version) == ("gpt-5.5", None, 2)
     assert reading.provider_ids == {"x-request-id": "req_1", "id": "resp_1"}
     assert reading.usage == {
         "input_tokens": 9,
