@@ -43,42 +43,35 @@ def injected(level: int, family: Family, path: str, body: bytes, call: CallId) -
         members = _members(text)
     except (ValueError, RecursionError):
         return None
-    if (edit := _tag(text, members, call)) is None:
-        return None
     stores = members["store"].value if "store" in members else None
+    if (tagged := _with_tag(text, members.get("metadata"), call)) is None:
+        return None
     if is_batch or stores is True:
-        return _edited(text, [edit]), ((f"{RECORDED_PREFIX}metadata.{TAG}", call),)
+        return _with(text, members, {"metadata": tagged}), ((f"{RECORDED_PREFIX}metadata.{TAG}", call),)
     if level < 2 or stores is not None:  # `store: false` is the client's word about what may be kept
         return None
     pairs = ((f"{RECORDED_PREFIX}store", "true"), (f"{RECORDED_PREFIX}metadata.{TAG}", call))
-    return _edited(text, [edit, _set(text, members, "store", "true")]), pairs
+    return _with(text, members, {"store": "true", "metadata": tagged}), pairs
 
 
-_Edit = tuple[int, int, str]  # from, to, what stands there instead
-
-
-def _tag(text: str, members: dict[str, _Member], call: CallId) -> _Edit | None:
-    metadata = members["metadata"].value if "metadata" in members else None
+def _with_tag(text: str, metadata: _Member | None, call: CallId) -> str | None:
+    """The text of the metadata with the tag in front; None where there is no room for it, or another one's."""
     pair = f'"{TAG}":"{call}"'
-    if metadata is None:
-        return _set(text, members, "metadata", "{" + pair + "}")
-    if not isinstance(metadata, dict) or TAG in metadata or len(metadata) >= METADATA_LIMIT:
+    if metadata is None or metadata.value is None:
+        return "{" + pair + "}"
+    if not isinstance(metadata.value, dict) or TAG in metadata.value or len(metadata.value) >= METADATA_LIMIT:
         return None
-    at = members["metadata"].start + 1
-    return at, at, pair + ("," if metadata else "")
+    return "{" + pair + ("," if metadata.value else "") + text[metadata.start + 1 : metadata.end]
 
 
-def _set(text: str, members: dict[str, _Member], name: str, value: str) -> _Edit:
-    if name in members:  # as null
-        return members[name].start, members[name].end, value
+def _with(text: str, members: dict[str, _Member], values: dict[str, str]) -> bytes:
+    """The object with these values instead of its own, or in front of its members; the rest of its text as it was."""
+    there = {name: members[name] for name in values if name in members}
+    for name in sorted(there, key=lambda name: -there[name].start):
+        text = text[: there[name].start] + values[name] + text[there[name].end :]
+    new = ",".join(f'"{name}":{value}' for name, value in values.items() if name not in there)
     at = text.index("{") + 1
-    return at, at, f'"{name}":{value}' + ("," if members else "")
-
-
-def _edited(text: str, edits: list[_Edit]) -> bytes:
-    for start, end, instead in sorted(edits, reverse=True):
-        text = text[:start] + instead + text[end:]
-    return text.encode()
+    return (text[:at] + new + ("," if new and members else "") + text[at:]).encode()
 
 
 def _members(text: str) -> dict[str, _Member]:

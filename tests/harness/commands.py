@@ -25,7 +25,9 @@ for line in sys.stdin:
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.dup2(out.fileno(), 1)
             os.dup2(err.fileno(), 2)
-            sys.argv = ["sendonce", *json.loads(line)]
+            arguments, environment = json.loads(line)
+            os.environ.update(environment)
+            sys.argv = ["sendonce", *arguments]
             main()
             raise SystemExit
         _, status = os.waitpid(child, 0)
@@ -48,18 +50,18 @@ def _forks() -> "subprocess.Popen[str]":
     )
 
 
-def sendonce(*arguments: str) -> "subprocess.CompletedProcess[str]":
+def sendonce(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     """Its exit code (negative: the signal) and what it said. Two at once are run one after the other: those take `Rig.command`."""
     with _ONE_AT_A_TIME:
         forks = _forks()
         assert forks.stdin is not None
         assert forks.stdout is not None
-        forks.stdin.write(json.dumps(arguments) + "\n")
+        forks.stdin.write(json.dumps([arguments, environment]) + "\n")
         forks.stdin.flush()
         code, out, err = json.loads(forks.stdout.readline())
     return subprocess.CompletedProcess(arguments, code, out, err)
 
 
-def command(rig: Rig, *arguments: str) -> "subprocess.CompletedProcess[str]":
+def command(rig: Rig, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     """About the rig's state dir."""
-    return sendonce(*arguments, "--state-dir", str(rig.state_dir))
+    return sendonce(*arguments, "--state-dir", str(rig.state_dir), **environment)

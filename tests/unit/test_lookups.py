@@ -1,0 +1,193 @@
+"""Each way of asking, driven by hand: what is asked, in which order, and what every kind of answer proves."""
+
+import json
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+
+from ledger.ids import CallId
+from proxy.reconcile.lookups import MECHANISMS, NOTHING, Cancel, Get, Known, LookedUp, Pause, Reply, look
+
+KNOWN: Final = Known(CallId("call_1"), "/v1/responses", {}, stream=False, ids={}, partial=b"", started_s=1000)
+CHAT: Final = replace(
+    KNOWN, target="/v1/chat/completions", request={"store": True, "metadata": {"sendonce_call": "call_1"}}
+)
+BATCH_ASKED: Final = {"input_file_id": "file-1", "endpoint": "/v1/responses", "completion_window": "24h"}
+BATCH: Final = replace(KNOWN, target="/v1/batches", request=BATCH_ASKED, same_credential=True, settle_s=9)
+GENERATION: Final = replace(KNOWN, target="/api/v1/chat/completions", ids={"x-generation-id": "gen-1"})
+BACKGROUND: Final = replace(KNOWN, ids={"id": "resp_1"}, stream=True, request={"background": True})
+
+
+def reply(document: Any, status: int = 200) -> Reply:
+    return Reply(status, (), json.dumps(document).encode())
+
+
+def asked(known: Known, *replies: Reply) -> tuple[LookedUp, list[Any]]:
+    """What is found when the provider answers so, and what it was asked. Replies that are left over, or lack, fail."""
+    (mechanism,) = [each for each in MECHANISMS if each.applies(known)]
+    asking, waiting = look(mechanism, known), list(replies)
+    steps: list[Any] = [next(asking)]
+    try:
+        while True:
+            steps.append(asking.send(NOTHING if isinstance(steps[-1], Pause) else waiting.pop(0)))
+    except StopIteration as ended:
+        assert not waiting
+        found: LookedUp = ended.value
+        return found, steps
+
+
+def at_once(known: Known) -> LookedUp:
+    (mechanism,) = [each for each in MECHANISMS if each.applies(known)]
+    with pytest.raises(StopIteration) as ended:
+        next(look(mechanism, known))
+    found: LookedUp = ended.value.value
+    return found
+
+
+def response(status: str, **more: Any) -> dict[str, Any]:
+    return {"object": "response", "id": "resp_1", "status": status, **more}
+
+
+@pytest.mark.parametrize("status", ["completed", "incomplete", "failed"])
+def test_stored_response_is_the_answer(status: str) -> None:
+    """By its id; whatever it became, it is what the provider has to say to this request."""
+    found, steps = asked(replace(KNOWN, ids={"id": "resp_1"}), reply(response(status)))
+    assert (found.result, found.settles, steps) == ("matches", True, [Get("/v1/responses/resp_1")])
+    assert found.answer is not None
+
+
+@pytest.mark.parametrize(
+    ("answer", "result"),
+    [
+        (reply({"error": {"message": "no"}}, 404), "absent_inconclusive"),
+        (reply(response("completed", id="resp_2")), "differs"),
+        (reply({"error": {"message": "busy"}}, 429), "unreadable"),
+        (reply({"object": "list"}), "unreadable"),
+        (Reply(200, (), b"<html>"), "unreadable"),
+        (Reply(200, (), b""), "unreadable"),
+    ],
+)
+def test_response_that_is_not_had_settles_nothing(answer: Reply, result: str) -> None:
+    """Not stored, another's, an error, a page: none of it proves anything."""
+    found, _ = asked(replace(KNOWN, ids={"id": "resp_1"}), answer)
+    assert (found.result, found.settles, found.answer) == (result, False, None)
+
+
+@pytest.mark.parametrize(
+    "known", [KNOWN, replace(KNOWN, ids={"id": "resp_1/../../x"}), replace(CHAT, request={"store": True})]
+)
+def test_without_a_usable_id_nothing_is_asked(known: Known) -> None:
+    """An id is a word of the provider's, and goes into a path only as one."""
+    found = at_once(known)
+    assert (found.result, found.settles) == ("absent_inconclusive", False)
+
+
+@pytest.mark.parametrize("status", ["queued", "in_progress"])
+def test_running_response_is_cancelled_only_where_asked(status: str) -> None:
+    """Seen to be accepted, it settles nothing yet; cancelled, it does."""
+    known = replace(KNOWN, ids={"id": "resp_1"})
+    found, _ = asked(known, reply(response(status)))
+    assert (found.result, found.settles) == ("matches", False)
+    found, steps = asked(replace(known, cancels=True), reply(response(status)), reply(response("cancelled")))
+    assert (found.result, found.settles, found.answer) == ("matches", True, None)
+    assert steps[1] == Cancel("/v1/responses/resp_1")
+
+
+@pytest.mark.parametrize(
+    ("partial", "after", "kept"),
+    [
+        (b"", "", b""),
+        (
+            b'event: a\ndata: {"sequence_number":0}\n\n',
+            "&starting_after=0",
+            b'event: a\ndata: {"sequence_number":0}\n\n',
+        ),
+        (
+            b'data: {"sequence_number": 7}\n\ndata: {"sequence_number": 8',
+            "&starting_after=7",
+            b'data: {"sequence_number": 7}\n\n',
+        ),
+        (b'data: {"sequence_number": 7', "", b""),
+        (b'data: {"sequence_number":3}\r\n\r\ndata', "&starting_after=3", b'data: {"sequence_number":3}\r\n\r\n'),
+    ],
+)
+def test_background_stream_goes_on_behind_its_last_whole_event(partial: bytes, after: str, kept: bytes) -> None:
+    """An event that broke off is fetched again, and no event twice."""
+    tail = Reply(200, (), b"data: tail\n\n")
+    found, steps = asked(replace(BACKGROUND, partial=partial), reply(response("completed")), tail)
+    assert steps[1] == Get(f"/v1/responses/resp_1?stream=true{after}")
+    assert found.answer is not None
+    assert found.answer.body == kept + tail.body
+
+
+def test_completion_is_found_by_its_tag_alone() -> None:
+    """One hit is it; none proves nothing; two are nobody's."""
+    one = {"data": [{"id": "chatcmpl-1"}]}
+    found, steps = asked(CHAT, reply(one), reply({"id": "chatcmpl-1"}))
+    assert (found.result, found.settles) == ("matches", True)
+    assert steps[0] == Get("/v1/chat/completions?metadata%5Bsendonce_call%5D=call_1&limit=2")
+    assert asked(CHAT, reply({"data": []}))[0].result == "absent_inconclusive"
+    assert asked(CHAT, reply({"data": [{"id": "a"}, {"id": "b"}]}))[0].result == "differs"
+    assert asked(CHAT, reply({"data": "none"}))[0].result == "unreadable"
+    assert asked(CHAT, reply({"data": [{"no": "id"}]}))[0].result == "unreadable"
+
+
+def test_generation_proves_its_cost() -> None:
+    """A cancelled one too; one that is not known yet proves nothing."""
+    about = {"data": {"id": "gen-1", "total_cost": 0.25, "cancelled": True}}
+    found, steps = asked(GENERATION, reply(about))
+    assert (found.result, found.settles, found.evidence["total_cost"], found.answer) == ("matches", True, 0.25, None)
+    assert steps == [Get("/api/v1/generation?id=gen-1")]
+    assert asked(GENERATION, reply({}, 404))[0].result == "absent_inconclusive"
+
+
+def listed(*batches: dict[str, Any], more: bool = False) -> Reply:
+    return reply({"object": "list", "data": list(batches), "has_more": more})
+
+
+def batch(name: str, created_at: int = 1000, **more: Any) -> dict[str, Any]:
+    return {"id": name, "created_at": created_at, **BATCH_ASKED, **more}
+
+
+def test_batch_in_neither_of_two_lists_was_not_accepted() -> None:
+    """Only with the very key that asked, and only with time between them."""
+    found, steps = asked(BATCH, listed(), listed())
+    assert (found.result, found.settles) == ("absent_conclusive", True)
+    assert [type(step) for step in steps] == [Get, Pause, Get]
+    found, _ = asked(replace(BATCH, same_credential=False), listed(), listed())
+    assert (found.result, found.settles) == ("absent_inconclusive", False)
+
+
+def test_batch_that_the_second_list_has_is_found() -> None:
+    """It was accepted late."""
+    found, _ = asked(BATCH, listed(), listed(batch("batch_1")), reply(batch("batch_1")))
+    assert (found.result, found.settles) == ("matches", True)
+
+
+def test_list_is_read_back_to_the_attempt_and_no_further() -> None:
+    """Pages are followed while they are of its time."""
+    other = batch("batch_0", endpoint="/v1/embeddings")
+    first, second = listed(other, more=True), listed(batch("batch_9", 1), more=True)
+    found, steps = asked(BATCH, first, second, first, second)
+    assert found.result == "absent_conclusive"
+    assert steps[1] == Get("/v1/batches?limit=100&after=batch_0")
+
+
+@pytest.mark.parametrize(
+    ("known", "batches"),
+    [
+        (BATCH, [batch("batch_1"), batch("batch_2")]),
+        (replace(BATCH, equals=1), [batch("batch_1")]),
+    ],
+)
+def test_batches_that_cannot_be_told_apart_settle_nothing(known: Known, batches: list[dict[str, Any]]) -> None:
+    """Two alike, or two that asked for it."""
+    found, _ = asked(known, listed(*batches))
+    assert (found.result, found.settles) == ("differs", False)
+
+
+def test_batch_of_another_call_is_not_it() -> None:
+    """One whose id an answer on record has."""
+    found, _ = asked(replace(BATCH, others=frozenset({"batch_1"})), listed(batch("batch_1")), listed(batch("batch_1")))
+    assert found.result == "absent_conclusive"
