@@ -82,6 +82,10 @@ UNRESOLVED_OF_RUN: Final = f"""
 PAGE_OF_CALLS: Final = "SELECT call_id FROM call_index WHERE call_id > ? ORDER BY call_id LIMIT ?"
 OF_PAGE: Final = f"""
     WITH touched AS (SELECT scope, key, occurrence FROM call_index WHERE call_id > ?1 AND call_id <= ?2) {_OF_RUN}"""
+# What one caller asked after a call, oldest first.
+LATER_IN_SCOPE: Final = f"""
+    WITH touched AS (SELECT scope, key, occurrence FROM call_index
+      WHERE scope = ?1 AND call_id > ?2 ORDER BY call_id LIMIT ?3) {_OF_RUN}"""
 # All that are unresolved, in pages.
 UNRESOLVED: Final = f"""
     WITH touched AS (SELECT scope, key, occurrence FROM call_index

@@ -79,6 +79,11 @@ class Reader:
         states = project(queries.read_calls(rows), self._epochs)
         return [states[call] for call in page]
 
+    async def later_in_scope(self, scope: Scope, after: CallId, limit: int) -> list[CallState]:
+        """What the same caller asked next, oldest first."""
+        states = await self._newest_of(queries.LATER_IN_SCOPE, (scope, after, limit))
+        return [state for state in states if state.call > after]
+
     async def unresolved(self) -> AsyncGenerator[CallState, None]:
         """All calls that are `unresolved`, oldest first."""
         last, limit = "", queries.UNRESOLVED_RUN_CALLS

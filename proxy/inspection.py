@@ -22,6 +22,7 @@ from ledger.reader import open_reader
 from ledger.receipts import read_segment, segments
 from proxy.owner import NotFoundError, alive_calls, alive_in
 from proxy.settings import Settings
+from proxy.tools import tool_rows
 from proxy.views import call_detail, call_row, head_row, instant
 
 UNRESOLVED_LOOKED_AT = 100_000  # calls `status` counts over; beyond it, it says so
@@ -67,7 +68,8 @@ async def show(state_dir: StateDir, call: CallId) -> dict[str, Any]:
         if state is None:
             raise NotFoundError(f"There is no call {call} in {state_dir.root}. `sendonce calls` lists them.")
         detail = call_detail(state, alive_in(owner, call), await reader.events(call))
-    return {**detail, "state_dir": str(state_dir.root)}
+        tools = await tool_rows(reader, state)
+    return {**detail, "tool_calls": tools, "state_dir": str(state_dir.root)}
 
 
 async def status(state_dir: StateDir) -> dict[str, Any]:

@@ -139,6 +139,13 @@ def status(console: Console, document: dict[str, Any]) -> None:
         )
 
 
+TOOL_WORDS = {
+    "yes": "its client got it",
+    "no": "its client cannot have got it whole, so it cannot have run",
+    "unknown": "its client may have got it and run it",
+}
+
+
 def detail(console: Console, document: dict[str, Any]) -> None:
     manifest, options = document["manifest"] or {}, command_options(Path(document["state_dir"]))
     for name in ("call_id", "created_at", "upstream", "stage", "effect", "next_operation", "reason"):
@@ -153,6 +160,12 @@ def detail(console: Console, document: dict[str, Any]) -> None:
     for attempt in document["attempt_rows"]:
         for name, value in attempt.items():
             _say(console, name if name == "attempt" else f"  {name}", value)
+    for tool in document["tool_calls"]:
+        _say(
+            console,
+            f"tool {tool['name']}",
+            TOOL_WORDS[tool["relayed"]] + (f"; its result came in {tool['result_in']}" if tool["result_in"] else ""),
+        )
     for decision in document["decisions"]:
         words = f"{decision['decision']} by {decision['authority']['name']} at {decision['at']}: {decision['reason']}"
         _say(console, f"decision {decision['seq']}", words)

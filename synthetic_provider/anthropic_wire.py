@@ -5,12 +5,14 @@ from typing import Any
 
 import orjson
 
+from synthetic_provider.outcomes import Tokens
 from synthetic_provider.wire import (
     Ask,
     Format,
     JsonObject,
     Stream,
     content_chunks,
+    counted,
     event,
     part_starts,
     part_texts,
@@ -34,12 +36,33 @@ _ERRORS: dict[int, str] = {
 
 
 def error(ask: Ask, status: int, message: str) -> JsonObject:
+    return envelope(ask.request_id, status, message)
+
+
+def envelope(request_id: str, status: int, message: str) -> JsonObject:
     kind = _ERRORS.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": ask.request_id}
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
 
 
 def _input_tokens(ask: Ask) -> int:
     return words(ask.body.get("system")) + words(ask.body.get("messages"))
+
+
+def message_tokens(ask: Ask) -> Tokens:
+    return counted(ask, _input_tokens(ask), ask.body.get("max_tokens"))
+
+
+def _usage(ask: Ask, output_tokens: int) -> JsonObject:
+    """`input_tokens` is without what was read from the cache; other fields only where they say something."""
+    count = message_tokens(ask)
+    usage: dict[str, Any] = {"input_tokens": count.taken - count.cached, "output_tokens": output_tokens}
+    if count.cached:
+        usage |= {"cache_creation_input_tokens": 0, "cache_read_input_tokens": count.cached}
+    if count.reasoning:
+        usage["output_tokens_details"] = {"thinking_tokens": min(count.reasoning, output_tokens)}
+    if ask.behaviour.tier:
+        usage["service_tier"] = ask.behaviour.tier
+    return usage
 
 
 def _message(ask: Ask, content: list[JsonObject], stop_reason: str | None, output_tokens: int) -> JsonObject:
@@ -47,13 +70,13 @@ def _message(ask: Ask, content: list[JsonObject], stop_reason: str | None, outpu
         "id": provider_id("msg_", ask),
         "type": "message",
         "role": "assistant",
-        "model": ask.model,
+        "model": ask.answered_model,
         "content": content,
         "stop_reason": stop_reason,
         "stop_sequence": None,
     }
     if ask.behaviour.usage:
-        message["usage"] = {"input_tokens": _input_tokens(ask), "output_tokens": output_tokens}
+        message["usage"] = _usage(ask, output_tokens)
     return message
 
 
@@ -74,7 +97,7 @@ def messages(ask: Ask) -> JsonObject:
     content: list[JsonObject] = [{"type": "text", "text": text} for text in part_texts(ask)]
     if ask.behaviour.tool_call:
         content.append(_tool_use(ask))
-    return _message(ask, content, _stop_reason(ask), ask.behaviour.chunks)
+    return _message(ask, content, _stop_reason(ask), message_tokens(ask).made)
 
 
 def _named(kind: str, **data: object) -> bytes:
@@ -108,12 +131,14 @@ def messages_stream(ask: Ask) -> Stream:
             _named("content_block_delta", index=parts, delta={"type": "input_json_delta", "partial_json": arguments}),
             _named("content_block_stop", index=parts),
         ]
-    usage = {"usage": {"output_tokens": ask.behaviour.chunks}} if ask.behaviour.usage else {}
+    usage = {"usage": {"output_tokens": message_tokens(ask).made}} if ask.behaviour.usage else {}
     ending.append(_named("message_delta", delta={"stop_reason": _stop_reason(ask), "stop_sequence": None}, **usage))
     ending.append(_named("message_stop"))
     failure = {"type": "overloaded_error", "message": f"receipt {ask.receipt}: the in-band error of error_after"}
     return Stream(
-        opening=_named("message_start", message=_message(ask, [], None, 1)) + _block_start(0) + _named("ping"),
+        opening=_named("message_start", message=_message(ask, [], None, min(1, message_tokens(ask).made)))
+        + _block_start(0)
+        + _named("ping"),
         chunks=_text_deltas(ask),
         ending=b"".join(ending),
         error=_named("error", error=failure),
@@ -135,6 +160,6 @@ def models(_ask: Ask) -> JsonObject:
     return {"data": [model], "has_more": False, "first_id": "synthetic", "last_id": "synthetic"}
 
 
-MESSAGES = Format("anthropic_messages", "request-id", messages, error, messages_stream)
+MESSAGES = Format("anthropic_messages", "request-id", messages, error, messages_stream, tokens=message_tokens)
 COUNT_TOKENS = Format("anthropic_count_tokens", "request-id", count_tokens, error)
 MODELS = Format("anthropic_models", "request-id", models, error)

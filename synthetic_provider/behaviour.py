@@ -2,6 +2,10 @@
 
 Any other model name gets the plain behaviour, so that agents may send their side requests here under real model names.
 Where the name stands, body or path, is the endpoint's business (formats.py); it is the same name in each dialect.
+
+What is claimed (`as`, `in`, `out`, `cached`, `reasoning`, `tier`) stands in the answer, the usage record and the export
+alike. `in` is all input; `cached` is a part of it, `reasoning` a part of the output; neither exceeds its whole, and no
+output exceeds the limit that the request sets.
 """
 
 import math
@@ -23,6 +27,17 @@ class Reset(StrEnum):
     BEFORE = "before"  # before any byte of the answer
     HEAD = "head"  # after half of the head
     MID = "mid"  # after half of the body
+
+
+class OnDisconnect(StrEnum):
+    """What becomes of a generation whose connection ends first: by the client, or by one of our faults.
+
+    OpenAI stops a foreground stream whose client goes (community.openai.com/t/1362217). Whether it bills what it had
+    written is undocumented; here it does: the input once the head was written, and the output of the chunks written.
+    """
+
+    ABORT = "abort"  # it stops at once; nothing is stored
+    CONTINUE = "continue"  # it ends at once, whole: the pauses left are skipped; stored and billed as any whole one
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +65,13 @@ class Behaviour:
     size_bytes: int | None = None  # of the content text; never less than its first words, which name the receipt
     usage: bool = True
     tool_call: bool = False
+    on_disconnect: OnDisconnect | None = None  # None: streams abort, whole answers continue
+    answered_as: str | None = None  # the model that the answer names
+    input_tokens: int | None = None  # claimed; None: the request's words
+    output_tokens: int | None = None  # claimed; None: one for each chunk
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    tier: str | None = None
     encoding: Coding | None = None  # whatever Accept-Encoding says; a stream is flushed after each event
     unknown: tuple[str, ...] = ()  # options not known, as written; the answer's text repeats them
 
@@ -107,6 +129,12 @@ def _one_of(values: Mapping[str, Any]) -> Callable[[str], Any]:
     return read
 
 
+def _name(text: str) -> str:
+    if not text:
+        raise ValueError
+    return text
+
+
 _FLAG = _one_of({"1": True, "0": False})
 
 # option -> field of Behaviour, how its value is read, what the value must be
@@ -128,6 +156,13 @@ _OPTIONS: Mapping[str, tuple[str, Callable[[str], Any], str]] = {
     "size": ("size_bytes", _count(0), "a number of bytes"),
     "usage": ("usage", _one_of({"none": False}), "'none'"),
     "tool_call": ("tool_call", _FLAG, "0 or 1"),
+    "on_disconnect": ("on_disconnect", OnDisconnect, "abort or continue"),
+    "as": ("answered_as", _name, "a model's name"),
+    "in": ("input_tokens", _count(0), "a number of tokens"),
+    "out": ("output_tokens", _count(0), "a number of tokens"),
+    "cached": ("cached_tokens", _count(0), "a number of tokens"),
+    "reasoning": ("reasoning_tokens", _count(0), "a number of tokens"),
+    "tier": ("tier", _name, "a service tier's name"),
     "encoding": ("encoding", Coding, "one of gzip, br, zstd"),
     "gzip": ("encoding", _one_of({"1": Coding.GZIP, "0": None}), "0 or 1"),
 }

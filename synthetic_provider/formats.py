@@ -11,7 +11,14 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from synthetic_provider import anthropic_wire, gemini_wire, openai_files_wire, openai_wire, responses_wire
+from synthetic_provider import (
+    anthropic_wire,
+    batches_wire,
+    gemini_wire,
+    openai_files_wire,
+    openai_wire,
+    responses_wire,
+)
 from synthetic_provider.wire import Ask, Format, JsonObject
 
 
@@ -46,6 +53,7 @@ class Endpoint:
 # The first row that matches answers; what matches none is echoed.
 ROWS = (
     Row("POST", "/v1/chat/completions", openai_wire.CHAT),
+    Row("POST", "/api/v1/chat/completions", openai_wire.OPENROUTER_CHAT),
     Row("POST", "/v1/responses", responses_wire.RESPONSES),
     Row("POST", "/v1/responses/input_tokens", responses_wire.INPUT_TOKENS),
     Row("POST", "/v1/embeddings", openai_wire.EMBEDDINGS),
@@ -56,6 +64,8 @@ ROWS = (
     Row("POST", "/v1/audio/speech", openai_files_wire.SPEECH),
     Row("POST", "/v1/messages", anthropic_wire.MESSAGES),
     Row("POST", "/v1/messages/count_tokens", anthropic_wire.COUNT_TOKENS),
+    Row("POST", "/v1/batches", batches_wire.BATCHES),
+    Row("POST", "/v1/messages/batches", batches_wire.MESSAGE_BATCHES),
     Row("POST", ":generateContent", gemini_wire.GENERATE),
     Row("POST", ":streamGenerateContent", gemini_wire.STREAM, query="alt=sse"),
     Row("POST", ":streamGenerateContent", gemini_wire.ARRAY),

@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from synthetic_provider.outcomes import Tokens
 from synthetic_provider.wire import (
     Ask,
     Format,
@@ -17,6 +18,7 @@ from synthetic_provider.wire import (
     always,
     content_chunks,
     content_text,
+    counted,
     event,
     provider_id,
     tool_name,
@@ -53,16 +55,36 @@ def _prompt_tokens(asked: JsonObject) -> int:
     return words(asked.get("systemInstruction")) + words(asked.get("contents"))
 
 
-def _answer(ask: Ask, parts: list[JsonObject], tokens: int, finish_reason: str | None = None) -> JsonObject:
+def generate_tokens(ask: Ask) -> Tokens:
+    config = ask.body.get("generationConfig")
+    return counted(ask, _prompt_tokens(ask.body), config.get("maxOutputTokens") if isinstance(config, dict) else None)
+
+
+def embed_tokens(ask: Ask) -> Tokens:
+    listed = ask.body.get("requests")
+    return counted(ask, sum(words(one) for one in listed) if isinstance(listed, list) else words(ask.body), 0)
+
+
+def _usage(ask: Ask, chunks: int) -> JsonObject:
+    """Thoughts are counted beside the candidates, the cache within the prompt; both only where they are not zero."""
+    count = generate_tokens(ask).after(chunks, ask.behaviour.chunks)
+    usage = {
+        "promptTokenCount": count.taken,
+        "candidatesTokenCount": count.made - count.reasoning,
+        "totalTokenCount": count.taken + count.made,
+    }
+    named = {"cachedContentTokenCount": count.cached, "thoughtsTokenCount": count.reasoning}
+    return usage | {name: number for name, number in named.items() if number}
+
+
+def _answer(ask: Ask, parts: list[JsonObject], chunks: int, finish_reason: str | None = None) -> JsonObject:
     candidate: dict[str, Any] = {"content": {"role": "model", "parts": parts}, "index": 0}
     if finish_reason is not None:
         candidate["finishReason"] = finish_reason
     answer: dict[str, Any] = {"candidates": [candidate]}
     if ask.behaviour.usage:
-        prompt = _prompt_tokens(ask.body)
-        counts = {"promptTokenCount": prompt, "candidatesTokenCount": tokens, "totalTokenCount": prompt + tokens}
-        answer["usageMetadata"] = counts
-    return answer | {"modelVersion": ask.model, "responseId": provider_id("", ask)}
+        answer["usageMetadata"] = _usage(ask, chunks)
+    return answer | {"modelVersion": ask.answered_model, "responseId": provider_id("", ask)}
 
 
 def _call(ask: Ask) -> list[JsonObject]:
@@ -120,9 +142,13 @@ def batch_embed(ask: Ask) -> JsonObject:
     return {"embeddings": [_vector(ask, one, index) for index, one in enumerate(listed)]}
 
 
-GENERATE = Format("gemini_generate", None, generate, error)
-STREAM = Format("gemini_stream", None, generate, error, generate_stream, always, "text/event-stream")
-ARRAY = Format("gemini_array", None, generate, error_in_array, generate_array, always, "application/json")
+GENERATE = Format("gemini_generate", None, generate, error, tokens=generate_tokens)
+STREAM = Format(
+    "gemini_stream", None, generate, error, generate_stream, always, "text/event-stream", tokens=generate_tokens
+)
+ARRAY = Format(
+    "gemini_array", None, generate, error_in_array, generate_array, always, "application/json", tokens=generate_tokens
+)
 COUNT_TOKENS = Format("gemini_count_tokens", None, count_tokens, error)
-EMBED = Format("gemini_embed", None, embed, error)
-BATCH_EMBED = Format("gemini_batch_embed", None, batch_embed, error)
+EMBED = Format("gemini_embed", None, embed, error, tokens=embed_tokens)
+BATCH_EMBED = Format("gemini_batch_embed", None, batch_embed, error, tokens=embed_tokens)

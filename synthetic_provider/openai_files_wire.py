@@ -7,6 +7,7 @@ all the same, to ask for a behaviour.
 from collections.abc import Mapping
 
 from synthetic_provider.openai_wire import error
+from synthetic_provider.outcomes import Tokens
 from synthetic_provider.wire import (
     Ask,
     Format,
@@ -15,6 +16,7 @@ from synthetic_provider.wire import (
     Stream,
     content_chunks,
     content_text,
+    counted,
     event,
     provider_id,
     words,
@@ -77,19 +79,23 @@ def uploads(ask: Ask) -> JsonObject:
     }
 
 
+def transcription_tokens(ask: Ask) -> Tokens:
+    return counted(ask, sum(file.size_bytes for file in ask.files) + words(ask.body.get("prompt")))
+
+
+def speech_tokens(ask: Ask) -> Tokens:
+    return counted(ask, words(ask.body.get("input")))
+
+
 def _transcription_usage(ask: Ask) -> JsonObject:
     """The sound is one token for each of its bytes: tests can count that by hand."""
-    sound, prompt, made = (
-        sum(file.size_bytes for file in ask.files),
-        words(ask.body.get("prompt")),
-        ask.behaviour.chunks,
-    )
+    count, prompt = transcription_tokens(ask), words(ask.body.get("prompt"))
     usage = {
         "type": "tokens",
-        "input_tokens": sound + prompt,
-        "input_token_details": {"audio_tokens": sound, "text_tokens": prompt},
-        "output_tokens": made,
-        "total_tokens": sound + prompt + made,
+        "input_tokens": count.taken,
+        "input_token_details": {"audio_tokens": max(0, count.taken - prompt), "text_tokens": min(prompt, count.taken)},
+        "output_tokens": count.made,
+        "total_tokens": count.taken + count.made,
     }
     return {"usage": usage} if ask.behaviour.usage else {}
 
@@ -126,11 +132,18 @@ def moderations(ask: Ask) -> JsonObject:
         "category_scores": dict.fromkeys(_CATEGORIES, 0.0),
         "category_applied_input_types": {name: ["text"] for name in _CATEGORIES},
     }
-    return {"id": provider_id("modr-", ask), "model": ask.model, "results": [result] * len(texts)}
+    return {"id": provider_id("modr-", ask), "model": ask.answered_model, "results": [result] * len(texts)}
 
 
 FILES = Format("openai_files", "x-request-id", files, error)
 UPLOADS = Format("openai_uploads", "x-request-id", uploads, error)
-TRANSCRIPTIONS = Format("openai_transcriptions", "x-request-id", transcriptions, error, transcriptions_stream)
-SPEECH = Format("openai_speech", "x-request-id", speech, error)
+TRANSCRIPTIONS = Format(
+    "openai_transcriptions",
+    "x-request-id",
+    transcriptions,
+    error,
+    transcriptions_stream,
+    tokens=transcription_tokens,
+)
+SPEECH = Format("openai_speech", "x-request-id", speech, error, tokens=speech_tokens)
 MODERATIONS = Format("openai_moderations", "x-request-id", moderations, error)

@@ -6,6 +6,7 @@ from typing import Any
 
 import orjson
 
+from synthetic_provider.outcomes import Tokens
 from synthetic_provider.wire import (
     Ask,
     Format,
@@ -13,6 +14,7 @@ from synthetic_provider.wire import (
     Stream,
     content_chunks,
     content_text,
+    counted,
     event,
     provider_id,
     tool_name,
@@ -36,9 +38,24 @@ def error(_ask: Ask, status: int, message: str) -> JsonObject:
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
+def chat_tokens(ask: Ask) -> Tokens:
+    limit = ask.body.get("max_completion_tokens")
+    return counted(ask, words(ask.body.get("messages")), ask.body.get("max_tokens") if limit is None else limit)
+
+
 def _usage(ask: Ask) -> JsonObject:
-    prompt, completion = words(ask.body.get("messages")), ask.behaviour.chunks
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    """The details only where they are not zero."""
+    count = chat_tokens(ask)
+    usage: dict[str, Any] = {
+        "prompt_tokens": count.taken,
+        "completion_tokens": count.made,
+        "total_tokens": count.taken + count.made,
+    }
+    if count.cached:
+        usage["prompt_tokens_details"] = {"cached_tokens": count.cached, "audio_tokens": 0}
+    if count.reasoning:
+        usage["completion_tokens_details"] = {"reasoning_tokens": count.reasoning, "audio_tokens": 0}
+    return usage
 
 
 def _tool_call(ask: Ask) -> dict[str, Any]:
@@ -56,11 +73,33 @@ def _finish_reason(ask: Ask) -> str:
 
 def _common(ask: Ask, kind: str) -> dict[str, Any]:
     return {
-        "id": provider_id("chatcmpl-", ask),
+        "id": generation_id(ask) if of_openrouter(ask) else provider_id("chatcmpl-", ask),
         "object": kind,
         "created": int(ask.at.timestamp()),
-        "model": ask.model,
+        "model": ask.answered_model,
+        **({"service_tier": ask.behaviour.tier} if ask.behaviour.tier else {}),
     }
+
+
+def of_openrouter(ask: Ask) -> bool:
+    """OpenRouter's paths begin with /api (openrouter.ai/docs/api-reference/overview)."""
+    return ask.path.startswith("/api/")
+
+
+def generation_id(ask: Ask) -> str:
+    return provider_id("gen-", ask)
+
+
+def _generation_header(ask: Ask) -> JsonObject:
+    return {"x-generation-id": generation_id(ask)}
+
+
+def openrouter_error(_ask: Ask, status: int, message: str) -> JsonObject:
+    return openrouter_envelope(status, message)
+
+
+def openrouter_envelope(status: int, message: str) -> JsonObject:
+    return {"error": {"code": status, "message": message}}
 
 
 def chat(ask: Ask) -> JsonObject:
@@ -114,10 +153,14 @@ def embeddings(ask: Ask) -> JsonObject:
         as_base64 = ask.body.get("encoding_format") == "base64"
         embedding = base64.b64encode(struct.pack(f"<{length}f", *vector)).decode() if as_base64 else vector
         data.append({"object": "embedding", "index": index, "embedding": embedding})
-    tokens = words(asked)
-    answer = {"object": "list", "data": data, "model": ask.model}
+    tokens = embedding_tokens(ask).taken
+    answer = {"object": "list", "data": data, "model": ask.answered_model}
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return answer | {"usage": usage} if ask.behaviour.usage else answer
+
+
+def embedding_tokens(ask: Ask) -> Tokens:
+    return counted(ask, words(ask.body.get("input")), 0)
 
 
 def models(_ask: Ask) -> JsonObject:
@@ -125,6 +168,9 @@ def models(_ask: Ask) -> JsonObject:
     return {"object": "list", "data": [model]}
 
 
-CHAT = Format("openai_chat", "x-request-id", chat, error, chat_stream)
-EMBEDDINGS = Format("openai_embeddings", "x-request-id", embeddings, error)
+CHAT = Format("openai_chat", "x-request-id", chat, error, chat_stream, tokens=chat_tokens)
+OPENROUTER_CHAT = Format(
+    "openrouter_chat", None, chat, openrouter_error, chat_stream, tokens=chat_tokens, headers=_generation_header
+)
+EMBEDDINGS = Format("openai_embeddings", "x-request-id", embeddings, error, tokens=embedding_tokens)
 MODELS = Format("openai_models", "x-request-id", models, error)

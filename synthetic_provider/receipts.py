@@ -1,7 +1,8 @@
 """Provider receipts: the provider's own account of what reached it.
 
 One line of JSON for each request, appended and fsynced before the request is held or answered. A line holds header
-names but no header values except the idempotency key's: credentials are never written.
+names but no header values except the idempotency key's: credentials are never written. `generates` says whether its
+endpoint generates or makes a job; lines of an older version lack it.
 """
 
 import os
@@ -47,10 +48,10 @@ class ReceiptFile:
         self._file = path.open("ab")
         self._file.truncate(len(whole))
         os.fsync(self._file.fileno())
-        _fsync_directory(path.parent)
+        fsync_directory(path.parent)
 
-    def record(self, request: Request, model: str | None) -> Receipt:
-        """Durable on return. `model` is None where the request names none."""
+    def record(self, request: Request, model: str | None, *, generates: bool) -> Receipt:
+        """Durable on return. `model` is None where the request names none; `generates` is its endpoint's (formats.py)."""
         at = datetime.now(UTC)
         digest = request.body_blake3
         key = request.header("idempotency-key")
@@ -71,6 +72,7 @@ class ReceiptFile:
             "stream": stream if isinstance(stream, bool) else None,
             "header_names": sorted(request.header_names),
             "complete": request.complete,
+            "generates": generates,
         }
         self._file.write(orjson.dumps(line) + b"\n")
         self._file.flush()
@@ -86,7 +88,7 @@ class ReceiptFile:
                 self._first_of_key.setdefault(line["idempotency_key"], line["n"])
 
 
-def _fsync_directory(path: Path) -> None:
+def fsync_directory(path: Path) -> None:
     """A new file survives a power cut only once its directory entry does."""
     directory = os.open(path, os.O_RDONLY)
     try:

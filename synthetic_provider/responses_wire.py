@@ -9,12 +9,14 @@ from typing import Any
 import orjson
 
 from synthetic_provider import openai_wire
+from synthetic_provider.outcomes import Tokens
 from synthetic_provider.wire import (
     Ask,
     Format,
     JsonObject,
     Stream,
     content_chunks,
+    counted,
     event,
     part_starts,
     part_texts,
@@ -25,7 +27,10 @@ from synthetic_provider.wire import (
 
 _OPENING_EVENTS = 4  # before the first delta
 _CHANGE_EVENTS = 5  # from one message to the next
-_ECHOED = ("instructions", "max_output_tokens", "metadata", "previous_response_id", "store", "temperature", "tools")
+_ECHOED = (
+    *("background", "instructions", "max_output_tokens", "metadata"),
+    *("previous_response_id", "store", "temperature", "tools"),
+)
 _FIXED: JsonObject = {
     "background": False,
     "incomplete_details": None,
@@ -49,17 +54,25 @@ def _input_tokens(ask: Ask) -> int:
     return words(ask.body.get("instructions")) + words(ask.body.get("input"))
 
 
+def response_tokens(ask: Ask) -> Tokens:
+    return counted(ask, _input_tokens(ask), ask.body.get("max_output_tokens"))
+
+
 def _usage(ask: Ask) -> JsonObject | None:
     if not ask.behaviour.usage:
         return None
-    taken, made = _input_tokens(ask), ask.behaviour.chunks
+    count = response_tokens(ask)
     return {
-        "input_tokens": taken,
-        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-        "output_tokens": made,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": taken + made,
+        "input_tokens": count.taken,
+        "input_tokens_details": {"cached_tokens": count.cached, "cache_write_tokens": 0},
+        "output_tokens": count.made,
+        "output_tokens_details": {"reasoning_tokens": count.reasoning},
+        "total_tokens": count.taken + count.made,
     }
+
+
+def response_id(ask: Ask) -> str:
+    return provider_id("resp_", ask)
 
 
 def _response(ask: Ask, status: str, output: list[JsonObject], failure: JsonObject | None = None) -> JsonObject:
@@ -67,13 +80,14 @@ def _response(ask: Ask, status: str, output: list[JsonObject], failure: JsonObje
     return {
         **_FIXED,
         **{name: ask.body[name] for name in _ECHOED if ask.body.get(name) is not None},
-        "id": provider_id("resp_", ask),
+        **({"service_tier": ask.behaviour.tier} if ask.behaviour.tier else {}),
+        "id": response_id(ask),
         "object": "response",
         "created_at": at,
         "completed_at": at if completed else None,
         "status": status,
         "error": failure,
-        "model": ask.model,
+        "model": ask.answered_model,
         "output": output,
         "usage": _usage(ask) if completed else None,
     }
@@ -113,8 +127,18 @@ def _arguments(ask: Ask) -> str:
 
 
 def responses(ask: Ask) -> JsonObject:
-    if ask.body.get("background") is True:  # it is answered at once and goes on; streamed ones are not imitated
-        return {**_response(ask, "queued", []), "background": True}
+    """A background response is answered at once and goes on (generation.py)."""
+    return snapshot(ask, "queued") if ask.background else completed(ask)
+
+
+def snapshot(ask: Ask, status: str) -> JsonObject:
+    """The response as it stands in this status; output and usage come with its end."""
+    if status == "completed":
+        return completed(ask)
+    return _response(ask, status, [], _failure(ask) if status == "failed" else None)
+
+
+def completed(ask: Ask) -> JsonObject:
     output = [_message(ask, part, "completed", [_part(text)]) for part, text in enumerate(part_texts(ask))]
     if ask.behaviour.tool_call:
         output.append(_call(ask, "completed", _arguments(ask)))
@@ -168,7 +192,7 @@ def _numbered(first_number: int, chunks: Iterator[list[tuple[str, JsonObject]]])
 
 
 def _ending(ask: Ask, texts: list[str]) -> Iterator[tuple[str, JsonObject]]:
-    whole, last = responses(ask), len(texts) - 1
+    whole, last = completed(ask), len(texts) - 1
     yield from _message_ends(ask, last, texts[last])
     for index, call in enumerate(whole["output"][len(texts) :], len(texts)):
         at: dict[str, Any] = {"output_index": index, "item_id": call["id"]}
@@ -179,12 +203,15 @@ def _ending(ask: Ask, texts: list[str]) -> Iterator[tuple[str, JsonObject]]:
     yield "completed", {"response": whole}
 
 
+def _failure(ask: Ask) -> JsonObject:
+    return {"code": "server_error", "message": f"receipt {ask.receipt}: the in-band error of error_after"}
+
+
 def responses_stream(ask: Ask) -> Stream:
     """The whole text comes four times after its deltas, as the provider's does; an in-band error is `response.failed`."""
     texts, chunks = part_texts(ask), ask.behaviour.chunks
     before_ending = _OPENING_EVENTS + chunks + _CHANGE_EVENTS * (len(texts) - 1)
-    failure = {"code": "server_error", "message": f"receipt {ask.receipt}: the in-band error of error_after"}
-    failed = ("failed", {"response": _response(ask, "failed", [], failure)})
+    failed = ("failed", {"response": snapshot(ask, "failed")})
     sent = min(ask.behaviour.error_after or 0, chunks)
     before_error = _OPENING_EVENTS + sent + _CHANGE_EVENTS * sum(0 < start < sent for start in part_starts(ask))
     return Stream(
@@ -199,5 +226,7 @@ def input_tokens(ask: Ask) -> JsonObject:
     return {"object": "response.input_tokens", "input_tokens": _input_tokens(ask)}
 
 
-RESPONSES = Format("openai_responses", "x-request-id", responses, openai_wire.error, responses_stream)
+RESPONSES = Format(
+    "openai_responses", "x-request-id", responses, openai_wire.error, responses_stream, tokens=response_tokens
+)
 INPUT_TOKENS = Format("openai_input_tokens", "x-request-id", input_tokens, openai_wire.error)

@@ -1,6 +1,6 @@
-"""The script of one answer: every byte, pause and end of it in order, faults included. Pure; `server` plays it."""
+"""The script of one answer: every byte, pause and end of it in order, faults included. Pure; `playing` plays it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from http import HTTPStatus
@@ -11,6 +11,7 @@ import orjson
 from synthetic_provider.behaviour import BODYLESS, Behaviour, Reset
 from synthetic_provider.codings import CODERS, Coder
 from synthetic_provider.filler import blocks, first, pieces, size_bytes
+from synthetic_provider.outcomes import BROKEN, Begins, Ends, How, Made, Mark
 from synthetic_provider.wire import Ask, Format, Plain, Stream
 
 REDIRECT_TARGET = "/redirected"  # answers without redirecting: a client that follows leaves just one more receipt
@@ -23,6 +24,13 @@ class Wait:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Until:
+    """Wait for what another answer does."""
+
+    reached: Callable[[], Awaitable[None]]
+
+
 class End(Enum):
     """How the answer leaves the connection."""
 
@@ -31,7 +39,7 @@ class End(Enum):
     RESET = auto()  # RST
 
 
-Step = bytes | Wait | End
+Step = bytes | Wait | Until | Mark | End
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +55,7 @@ class Reply:
     status: int
     headers: dict[str, str]
     body: Whole | Stream
+    how: How = How.WHOLE  # unless a fault of the connection comes first
 
 
 NO_BODY = Whole(0, ())
@@ -58,16 +67,16 @@ def script(ask: Ask, answers: Format, *, deduplicated: bool = False, rejection: 
     reply = _reply(ask, answers, rejection)
     head = _head(reply, {"x-synthetic-receipt": str(ask.receipt)} | _mark(deduplicated=deduplicated))
     yield Wait(behaviour.hold_s)
-    match behaviour.reset:
-        case Reset.BEFORE:
-            yield End.RESET
-            return
-        case Reset.HEAD:
-            yield head[: len(head) // 2]
-            yield End.RESET
-            return
-        case Reset.MID | None:
-            pass
+    if behaviour.reset is Reset.BEFORE:
+        yield Ends(How.RESET)
+        yield End.RESET
+        return
+    yield Begins(reply.status)
+    if behaviour.reset is Reset.HEAD:
+        yield head[: len(head) // 2]
+        yield Ends(How.RESET)
+        yield End.RESET
+        return
     yield head
     yield Wait(behaviour.delay_s)
     if ask.method == "HEAD":
@@ -75,7 +84,27 @@ def script(ask: Ask, answers: Format, *, deduplicated: bool = False, rejection: 
     elif isinstance(reply.body, Stream):
         yield from _stream_body(reply.body, behaviour)
     else:
-        yield from _whole_body(reply.body, behaviour)
+        yield from _whole_body(reply.body, reply.how, behaviour)
+
+
+def told(receipt: int, status: int, headers: Mapping[str, str], data: bytes) -> Iterator[Step]:
+    """A whole answer as it is: a look-up, which no model name shapes."""
+    reply = Reply(status, dict(headers), Whole(size_bytes(data), pieces(data)))
+    yield _head(reply, {"x-synthetic-receipt": str(receipt)})
+    yield from blocks(reply.body.parts if isinstance(reply.body, Whole) else ())
+    yield End.KEEP
+
+
+def resumed(receipt: int, headers: Mapping[str, str], events: Iterable[Until | bytes]) -> Iterator[Step]:
+    """A stream of events that another answer makes; nothing is sent for events that never come."""
+    yield _head(Reply(200, dict(headers), Stream(b"", (), b"", b"")), {"x-synthetic-receipt": str(receipt)})
+    for one in events:
+        if isinstance(one, bytes):
+            yield from blocks(_http_chunk(one, None))
+        else:
+            yield one
+    yield LAST_CHUNK
+    yield End.KEEP
 
 
 def _mark(*, deduplicated: bool) -> dict[str, str]:
@@ -87,19 +116,22 @@ def _reply(ask: Ask, answers: Format, rejection: str | None) -> Reply:
     named = {answers.request_id_header: ask.request_id} if answers.request_id_header else {}
     json_headers = {"content-type": "application/json", **named}
     if rejection is not None:
-        return _shaped(behaviour, 400, json_headers, orjson.dumps(answers.error(ask, 400, rejection)))
+        refused = orjson.dumps(answers.error(ask, 400, rejection))
+        return _shaped(behaviour, 400, json_headers, refused, How.ERROR_STATUS)
     if behaviour.redirect is not None and ask.path != REDIRECT_TARGET:
-        return Reply(behaviour.redirect, {"location": REDIRECT_TARGET}, NO_BODY)
+        return Reply(behaviour.redirect, {"location": REDIRECT_TARGET}, NO_BODY, How.REDIRECT)
     if behaviour.bodyless is not None:
-        return Reply(behaviour.bodyless, named, NO_BODY)
+        return Reply(behaviour.bodyless, named, NO_BODY, How.BODYLESS)
     if behaviour.page is not None:
         page = GATEWAY_PAGE.format(reason=f"{behaviour.page} {_reason(behaviour.page)}", n=ask.receipt)
-        return _shaped(behaviour, behaviour.page, {"content-type": "text/html"}, page.encode())
+        return _shaped(behaviour, behaviour.page, {"content-type": "text/html"}, page.encode(), How.ERROR_STATUS)
     if behaviour.status is not None:
         message = f"receipt {ask.receipt}: the status {behaviour.status} that the model name asked for"
         envelope = answers.error(ask, behaviour.status, message)
-        return _shaped(behaviour, behaviour.status, json_headers, orjson.dumps(envelope))
-    if answers.stream is not None and answers.stream_when(ask):
+        return _shaped(behaviour, behaviour.status, json_headers, orjson.dumps(envelope), How.ERROR_STATUS)
+    if answers.headers is not None:
+        json_headers |= answers.headers(ask)
+    if answers.stream is not None and answers.streams(ask):
         headers = json_headers | {"content-type": answers.stream_type, "cache-control": "no-cache"}
         return Reply(200, headers | _coding(behaviour), answers.stream(ask))
     whole = answers.whole(ask)
@@ -112,7 +144,7 @@ def _coding(behaviour: Behaviour) -> dict[str, str]:
     return {"content-encoding": behaviour.encoding} if behaviour.encoding is not None else {}
 
 
-def _shaped(behaviour: Behaviour, status: int, headers: dict[str, str], data: bytes) -> Reply:
+def _shaped(behaviour: Behaviour, status: int, headers: dict[str, str], data: bytes, how: How = How.WHOLE) -> Reply:
     """A whole answer after those options that change the body before it is framed."""
     size, parts = size_bytes(data), pieces(data)
     if behaviour.encoding is not None:
@@ -120,7 +152,8 @@ def _shaped(behaviour: Behaviour, status: int, headers: dict[str, str], data: by
         size, parts = len(coded), iter([coded])
     if behaviour.clean_cut is not None:
         size //= 2
-    return Reply(status, headers | _coding(behaviour), Whole(size, first(size, parts)))
+        how = How.CLEAN_CUT if how is How.WHOLE else how
+    return Reply(status, headers | _coding(behaviour), Whole(size, first(size, parts)), how)
 
 
 def _reason(status: int) -> str:
@@ -141,10 +174,16 @@ def _head(reply: Reply, extra: dict[str, str]) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode("latin-1")
 
 
-def _whole_body(body: Whole, behaviour: Behaviour) -> Iterator[Step]:
-    if behaviour.cut is not None or behaviour.reset is Reset.MID:
+def _whole_body(body: Whole, how: How, behaviour: Behaviour) -> Iterator[Step]:
+    broken = How.CUT if behaviour.cut is not None else How.RESET if behaviour.reset is Reset.MID else None
+    if how is How.WHOLE and broken is not None:
+        how = broken
+    if how in (How.WHOLE, *BROKEN):
+        yield Made(behaviour.chunks if how is How.WHOLE else behaviour.chunks // 2)
+    yield Ends(how)
+    if broken is not None:
         yield from blocks(first(body.size_bytes // 2, body.parts))
-        yield End.CUT if behaviour.cut is not None else End.RESET
+        yield End.CUT if broken is How.CUT else End.RESET
         return
     yield from blocks(body.parts)
     yield End.KEEP
@@ -152,28 +191,30 @@ def _whole_body(body: Whole, behaviour: Behaviour) -> Iterator[Step]:
 
 def _stream_body(stream: Stream, behaviour: Behaviour) -> Iterator[Step]:
     """Where several faults meet, the one with the fewest chunks before it comes first."""
-    faults: list[tuple[int, bytes | None, End]] = []  # content chunks before it, events then (None: broken off), end
+    faults: list[tuple[int, bytes | None, How]] = []  # content chunks before it, events then (None: broken off), how
     if behaviour.cut is not None:
-        faults.append((behaviour.cut, None, End.CUT))
+        faults.append((behaviour.cut, None, How.CUT))
     if behaviour.reset is Reset.MID:
-        faults.append((behaviour.chunks // 2, None, End.RESET))
+        faults.append((behaviour.chunks // 2, None, How.RESET))
     if behaviour.clean_cut is not None:
-        faults.append((behaviour.clean_cut, b"", End.KEEP))
+        faults.append((behaviour.clean_cut, b"", How.CLEAN_CUT))
     if behaviour.error_after is not None:
-        faults.append((behaviour.error_after, stream.error, End.KEEP))
-    whole = (behaviour.chunks, stream.ending, End.KEEP)
-    count, last_events, end = min(faults, key=lambda fault: fault[0], default=whole)
+        faults.append((behaviour.error_after, stream.error, How.ERROR_AFTER))
+    whole = (behaviour.chunks, stream.ending, How.WHOLE)
+    count, last_events, how = min(faults, key=lambda fault: fault[0], default=whole)
 
     coder = None if behaviour.encoding is None else CODERS[behaviour.encoding]()
     yield from blocks(_http_chunk(stream.opening, coder))
     for index, chunk in enumerate(islice(stream.chunks, count)):
         if index:
             yield Wait(behaviour.interval_s)
+        yield Made(index + 1)
         yield from blocks(_http_chunk(stream.separator * bool(index) + chunk, coder))
+    yield Ends(how)
     if last_events is not None:
         separator = stream.separator if count and last_events else b""
         yield from blocks(chain(_http_chunk(separator + last_events, coder, last=True), [LAST_CHUNK]))
-    yield end
+    yield {How.CUT: End.CUT, How.RESET: End.RESET}.get(how, End.KEEP)
 
 
 def _http_chunk(data: bytes, coder: Coder | None, *, last: bool = False) -> Iterator[bytes]:

@@ -1,42 +1,51 @@
-"""Sockets: read a request, write its receipt, play the script of its answer.
-
-Plain asyncio streams rather than an HTTP library, because half a head, a reset and a missing last chunk are the point.
-"""
+"""Sockets: read a request, write its receipt, play the script of its answer."""
 
 import asyncio
-import fcntl
-import socket
-import struct
-import termios
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
+from synthetic_provider.asked import Asked
 from synthetic_provider.behaviour import Behaviour, parse
+from synthetic_provider.client import Client, ClientReader
 from synthetic_provider.formats import endpoint_of
-from synthetic_provider.receipts import ReceiptFile
+from synthetic_provider.generation import Books, Generation
+from synthetic_provider.lookups import looked_up
+from synthetic_provider.playing import play
+from synthetic_provider.receipts import Receipt, ReceiptFile
 from synthetic_provider.request import HEAD_LIMIT_BYTES, BadRequestError, Request, read_request
-from synthetic_provider.script import End, Step, Wait, script
-from synthetic_provider.wire import Ask
+from synthetic_provider.script import Step, script
+from synthetic_provider.usage import credential_of
+from synthetic_provider.wire import Ask, Format
 
 BACKLOG = 1024  # connections; a test may open hundreds at once
-ACK_POLL_S = 0.001
-ACK_LIMIT_S = 5.0  # a client that reads nothing for this long gets its reset anyway
-LINGER_ZERO = struct.pack("ii", 1, 0)
 
 
-async def listen(host: str, port: int, receipts: ReceiptFile) -> asyncio.Server:
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await _serve(reader, writer, receipts)
+@dataclass(frozen=True, slots=True)
+class Provider:
+    receipts: ReceiptFile
+    books: Books
+    count_errors: bool = False  # 4xx and 5xx answers count as requests of the usage export
 
-    return await asyncio.start_server(connected, host, port, limit=HEAD_LIMIT_BYTES, backlog=BACKLOG)
+
+async def listen(host: str, port: int, provider: Provider) -> asyncio.Server:
+    def connecting() -> asyncio.StreamReaderProtocol:
+        reader = ClientReader(HEAD_LIMIT_BYTES)
+
+        async def connected(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await _serve(reader, writer, provider)
+
+        return asyncio.StreamReaderProtocol(reader, connected)
+
+    return await asyncio.get_running_loop().create_server(connecting, host, port, backlog=BACKLOG)
 
 
-async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, receipts: ReceiptFile) -> None:
+async def _serve(reader: ClientReader, writer: asyncio.StreamWriter, provider: Provider) -> None:
     """One connection, request after request."""
-    writer.transport.set_write_buffer_limits(0)  # drain() then means: handed to the kernel
+    client = Client(reader.gone, writer)
     try:
         while request := await read_request(reader, writer):
-            answer = _answer(request, receipts)
-            if answer is None or not await _play(answer, writer) or request.closes:
+            answer = _answer(request, provider)
+            if answer is None or not await play(answer.steps, client, answer.generation) or request.closes:
                 break
     except BadRequestError as error:
         body = str(error).encode()
@@ -49,14 +58,23 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, rec
         writer.close()
 
 
-def _answer(request: Request, receipts: ReceiptFile) -> Iterator[Step] | None:
-    """The script of the answer, after the receipt is durable; None for a request that broke off."""
+@dataclass(frozen=True, slots=True)
+class Answer:
+    steps: Iterator[Step]
+    generation: Generation | None = None
+
+
+def _answer(request: Request, provider: Provider) -> Answer | None:
+    """After the receipt is durable; None for a request that broke off."""
     endpoint = endpoint_of(request.method, request.target, request.header_names)
     model = endpoint.model or request.fields.get("model")
     named = model if isinstance(model, str) else None
-    receipt = receipts.record(request, named)
+    receipt = provider.receipts.record(request, named, generates=endpoint.format.generates)
     if not request.complete:
         return None
+    found = looked_up(Asked(request, receipt, provider.books, count_errors=provider.count_errors))
+    if found is not None:
+        return Answer(found)
     rejection = None
     try:
         asked = parse(named or "").on_receipt(receipt.ordinal)
@@ -73,44 +91,15 @@ def _answer(request: Request, receipts: ReceiptFile) -> Iterator[Step] | None:
         at=receipt.at,
         behaviour=asked,
     )
-    return script(ask, endpoint.format, deduplicated=receipt.deduplicated, rejection=rejection)
+    generation = _generation(ask, endpoint.format, request, receipt, provider)
+    if generation is not None and generation.background and not generation.streamed:
+        # The answer, which says `queued`, comes at once; the pauses are the generation's own.
+        ask = replace(ask, behaviour=replace(asked, hold_s=0.0, delay_s=0.0, interval_s=0.0))
+    return Answer(script(ask, endpoint.format, deduplicated=receipt.deduplicated, rejection=rejection), generation)
 
 
-async def _play(steps: Iterator[Step], writer: asyncio.StreamWriter) -> bool:
-    """True while the connection can carry another request."""
-    for step in steps:
-        match step:
-            case bytes():
-                writer.write(step)
-                await writer.drain()
-            case Wait(seconds):
-                await asyncio.sleep(seconds)
-            case End.KEEP:
-                return True
-            case End.CUT:
-                return False
-            case End.RESET:
-                await _reset(writer)
-                return False
-    raise AssertionError("a script ends with an End")
-
-
-async def _reset(writer: asyncio.StreamWriter) -> None:
-    """RST, but only after the peer's kernel has what was written: an RST discards what is still on its way."""
-    connection = writer.get_extra_info("socket")
-    patience_s = ACK_LIMIT_S
-    while not writer.transport.is_closing() and _unacknowledged_bytes(connection.fileno()):
-        if patience_s <= 0:
-            break
-        await asyncio.sleep(ACK_POLL_S)
-        patience_s -= ACK_POLL_S
-    if writer.transport.is_closing():
-        return  # the client left first
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_ZERO)
-    writer.transport.abort()
-
-
-def _unacknowledged_bytes(descriptor: int) -> int:
-    """SIOCOUTQ, tcp(7); Linux gives it the number of TIOCOUTQ."""
-    (count,) = struct.unpack("i", fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4)))
-    return int(count)
+def _generation(ask: Ask, answers: Format, request: Request, receipt: Receipt, provider: Provider) -> Generation | None:
+    """A repeated answer generates nothing."""
+    if receipt.deduplicated or not answers.generates:
+        return None
+    return Generation(ask, answers, credential_of(request), provider.books)

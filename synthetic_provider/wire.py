@@ -10,6 +10,7 @@ import orjson
 from synthetic_provider.behaviour import Behaviour
 from synthetic_provider.filler import filler
 from synthetic_provider.intake import File
+from synthetic_provider.outcomes import Tokens
 
 DEFAULT_CHUNK_BYTES = 12
 DEFAULT_TOOL = "synthetic_tool"
@@ -30,6 +31,14 @@ class Ask:
     receipt: int
     at: datetime
     behaviour: Behaviour
+
+    @property
+    def answered_model(self) -> str:
+        return self.behaviour.answered_as or self.model
+
+    @property
+    def background(self) -> bool:
+        return self.body.get("background") is True
 
     @property
     def request_id(self) -> str:
@@ -65,7 +74,10 @@ def always(_ask: Ask) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How one endpoint of one provider answers. Without `stream` a request for a stream gets the whole answer."""
+    """How one endpoint of one provider answers. Without `stream` a request for a stream gets the whole answer.
+
+    An endpoint generates where it counts `tokens`, or makes a `job` that will.
+    """
 
     name: str
     request_id_header: str | None
@@ -74,6 +86,17 @@ class Format:
     stream: Callable[[Ask], Stream] | None = None
     stream_when: Callable[[Ask], bool] = _asked_in_the_body
     stream_type: str = "text/event-stream; charset=utf-8"
+    tokens: Callable[[Ask], Tokens] | None = None
+    job: bool = False
+    headers: Callable[[Ask], Mapping[str, str]] | None = None  # of an answer that is no error
+    items: Callable[[Ask], list[Ask]] | None = None  # a job's generations, which run at once
+
+    @property
+    def generates(self) -> bool:
+        return self.tokens is not None or self.job
+
+    def streams(self, ask: Ask) -> bool:
+        return self.stream is not None and self.stream_when(ask)
 
 
 def provider_id(prefix: str, ask: Ask) -> str:
@@ -140,6 +163,16 @@ def words(value: object) -> int:
             return sum(words(value.get(name)) for name in ("content", "parts", "text"))
         case _:
             return 0
+
+
+def counted(ask: Ask, taken: int, limit: object = None) -> Tokens:
+    """What the answer counts: `taken` words of input unless the model name claims a number, at most `limit` of output."""
+    behaviour = ask.behaviour
+    read = taken if behaviour.input_tokens is None else behaviour.input_tokens
+    made = behaviour.chunks if behaviour.output_tokens is None else behaviour.output_tokens
+    if isinstance(limit, int) and not isinstance(limit, bool):
+        made = min(made, max(0, limit))
+    return Tokens(read, min(behaviour.cached_tokens, read), made, min(behaviour.reasoning_tokens, made))
 
 
 def tool_name(ask: Ask) -> str:

@@ -1,6 +1,7 @@
 """Which dialect an endpoint speaks."""
 
 import re
+from collections.abc import Mapping
 
 from proxy.dialects.anthropic_messages import AnthropicMessages
 from proxy.dialects.base import Dialect
@@ -28,6 +29,7 @@ _DIALECTS: tuple[tuple[frozenset[Family], re.Pattern[str], Dialect], ...] = (
         _MESSAGES,
     ),
 )
+_BY_NAME: Mapping[str, Dialect] = {dialect.name: dialect for _, _, dialect in _DIALECTS}
 
 
 def select(family: Family, path: str) -> Dialect:
@@ -37,3 +39,8 @@ def select(family: Family, path: str) -> Dialect:
         if family in families and end.search(bare):
             return dialect
     return _GENERIC
+
+
+def named(name: str) -> Dialect:
+    """As `call.requested` names it; one that this version does not know is read as a generic one."""
+    return _BY_NAME.get(name, _GENERIC)

@@ -280,7 +280,7 @@ def test_receipt_holds_exact_bytes_and_no_credential(provider: Provider) -> None
     assert receipt.pop("at").endswith("+00:00")
     names = ["authorization", "connection", "content-length", "host", "idempotency-key", "x-odd"]
     digest = {"body_blake3": blake3(payload).hexdigest(), "body_bytes": len(payload), "header_names": names}
-    read = {"idempotency_key": "k-1", "model": "synthetic/turbo=1", "stream": True, "complete": True}
+    read = {"idempotency_key": "k-1", "model": "synthetic/turbo=1", "stream": True, "complete": True, "generates": True}
     assert receipt == {"n": 1, "method": "POST", "path": path} | digest | read
     assert "canary" not in provider.receipts_file.read_text()
 

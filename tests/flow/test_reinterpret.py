@@ -1,0 +1,130 @@
+"""`sendonce reinterpret`: a newer reading beside the older one, from preserved bytes, of every dialect; no provider is asked."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from ledger.events import AttemptInterpreted
+from ledger.ids import CallId
+from ledger.operations import Append, Entry
+from proxy import wiring
+from proxy.settings import load
+from tests.harness.commands import command
+from tests.harness.crashes import records_of
+from tests.harness.processes import Rig, chat, message
+
+TOOL = "synthetic/tool_call=1"
+WIRES: dict[str, tuple[str, bytes]] = {
+    "chat": ("/openai/v1/chat/completions", chat(TOOL)),
+    "chat stream": ("/openai/v1/chat/completions", chat(TOOL, stream=True)),
+    "responses": ("/openai/v1/responses", json.dumps({"model": TOOL, "input": "hi"}).encode()),
+    "responses stream": ("/openai/v1/responses", json.dumps({"model": TOOL, "input": "hi", "stream": True}).encode()),
+    "messages": ("/anthropic/v1/messages", message(TOOL)),
+    "messages stream": ("/anthropic/v1/messages", message(TOOL, stream=True)),
+    "gemini": (
+        "/gemini/v1beta/models/synthetic%2Ftool_call=1:generateContent",
+        json.dumps({"contents": [{"parts": [{"text": "hi"}]}]}).encode(),
+    ),
+    "generic": ("/local/v1/anything", b'{"model": "synthetic"}'),
+}
+
+
+def readings(rig: Rig, call: str) -> list[dict[str, Any]]:
+    return records_of(rig, call, "attempt.interpreted")
+
+
+def as_an_older_version_read_it(rig: Rig, call: str) -> None:
+    """Reads what is preserved of a new call, but as version 1: its append goes through the store like any other."""
+
+    async def read() -> None:
+        settings = load(None, {"state_dir": rig.state_dir})
+        state_dir = wiring.state_dir_of(settings)
+        state_dir.prepare()
+        async with wiring.running(
+            settings, state_dir, state_dir.lock(), wiring.recover(settings, state_dir)
+        ) as services:
+            state = await services.reader.call(CallId(call))
+            assert state is not None
+            assert state.attempt is not None
+            assert state.attempt.interpreted is not None
+            old = AttemptInterpreted(1, state.attempt.interpreted.outcome, state.attempt.interpreted.effect)
+            await services.writer.append(Append((Entry(CallId(call), 1, old),)))
+
+    asyncio.run(read())
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_every_dialect_is_read_anew_and_nothing_is_replaced(running: Rig, wire: str) -> None:
+    """Usage, model, ids and tool calls are there again; the older reading stays on record; a rerun adds nothing."""
+    if wire in ("gemini", "generic"):
+        assert running.proxy_process is not None
+        running.proxy_process.close()
+        running.arguments += [
+            "--upstream",
+            f"gemini={running.provider_url}",
+            "--upstream",
+            f"local={running.provider_url}",
+        ]
+        running.start()
+    path, body = WIRES[wire]
+    answer = running.post(path, body, {"anthropic-version": "2023-06-01"})
+    assert answer.status == 200, answer.body
+    call = answer.headers["sendonce-call"]
+    running.settled()
+    assert running.proxy_process is not None
+    running.proxy_process.stop()
+    as_an_older_version_read_it(running, call)
+    count = len(running.provider_receipts())
+    done = command(running, "reinterpret", "--json")
+    assert (done.returncode, json.loads(done.stdout)["added"]) == (0, [call]), done.stderr
+    first, old, new = readings(running, call)
+    assert (old["interpreter"], new["interpreter"]) == (1, 2)
+    assert new == first
+    if wire != "generic":
+        assert [tool["name"] for tool in new["tool_calls"]] == ["synthetic_tool"]
+        assert bool(new["usage"]) == (wire != "chat stream")  # which states it only where that is asked for
+    assert json.loads(command(running, "reinterpret", "--json").stdout)["added"] == []
+    assert len(running.provider_receipts()) == count
+    assert command(running, "verify").returncode == 0
+
+
+def test_beside_a_living_proxy_one_call_can_be_named(running: Rig) -> None:
+    """It is the owner who reads; what is read already stays as it is; a call that is not there is a sentence."""
+    call = running.chat(chat()).headers["sendonce-call"]
+    running.settled()
+    done = command(running, "reinterpret", call, "--json")
+    assert json.loads(done.stdout) == {"looked_at": 1, "added": []}
+    done = command(running, "reinterpret", "call_nothing")
+    assert (done.returncode, "There is no call call_nothing" in done.stderr) == (6, True)
+
+
+def test_erased_answer_keeps_its_reading(running: Rig) -> None:
+    """There is nothing left to read."""
+    call = running.chat(chat()).headers["sendonce-call"]
+    running.settled()
+    assert command(running, "prune", "--older-than", "0").returncode == 0
+    assert running.proxy_process is not None
+    running.proxy_process.stop()
+    as_an_older_version_read_it(running, call)
+    assert json.loads(command(running, "reinterpret", "--json").stdout)["added"] == []
+
+
+def test_tool_call_is_shown_with_what_became_of_it(running: Rig) -> None:
+    """Delivered, and its result in a later request; one whose document broke off cannot have run."""
+    answer = running.chat(chat(TOOL, "use it"))
+    call = answer.headers["sendonce-call"]
+    tool = answer.json["choices"][0]["message"]["tool_calls"][0]["id"]
+    messages = [{"role": "user", "content": "use it"}, {"role": "tool", "tool_call_id": tool, "content": "done"}]
+    later = running.chat(json.dumps({"model": "synthetic", "messages": messages}).encode()).headers["sendonce-call"]
+    running.settled()
+    (row,) = running.show(call)["tool_calls"]
+    assert (row["id"], row["relayed"], row["result_in"]) == (tool, "yes", later)
+    done = command(running, "show", call)
+    assert f"its client got it; its result came in {later}" in done.stdout
+    with pytest.raises(Exception):  # noqa: B017, PT011 - however the client notices
+        running.chat(chat("synthetic/tool_call=1,cut=1", "broken"))
+    running.settled()
+    broken = running.calls()[0]
+    assert (broken["stage"], running.show(broken["call_id"])["tool_calls"]) == ("effect_happened", [])
