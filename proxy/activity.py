@@ -2,6 +2,7 @@
 
 import logging
 from collections import Counter as Counted
+from collections.abc import Iterator
 from contextlib import suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -22,13 +23,36 @@ def refusals_of(path: Path, run: str) -> Counted[tuple[int, str]]:
     """How often each pass of a run was refused, by code, as far as the log goes back. Marked as what it is: no witness."""
     counted: Counted[tuple[int, str]] = Counted()
     named = b'"run":"%b"' % run.encode()
-    for file in (*(path.with_name(f"{path.name}.{number}") for number in range(LOG_FILES - 1, 0, -1)), path):
+    for file in _files(path):
         with suppress(FileNotFoundError), file.open("rb") as lines:
             for line in lines:
                 if named in line and line.endswith(b"\n"):
                     row = orjson.loads(line)
                     counted[row["pass"], row["code"]] += row["what"] == "refused"
     return counted
+
+
+def lines_of(path: Path) -> Iterator[dict[str, Any] | None]:
+    """Every line from the oldest file on, in the order they were written; None for one that cannot be read. No witness."""
+    for file in _files(path):
+        with suppress(FileNotFoundError), file.open("rb") as lines:
+            for line in lines:
+                try:
+                    row = orjson.loads(line)
+                except orjson.JSONDecodeError:  # written while a disk was full, or while we read
+                    row = None
+                yield row if isinstance(row, dict) else None
+
+
+def log_state(path: Path) -> tuple[bool, bool]:
+    """Whether there is no log at all, and whether older lines than it holds may have been rotated away."""
+    files = _files(path)
+    return not any(file.exists() for file in files), files[0].exists()
+
+
+def _files(path: Path) -> tuple[Path, ...]:
+    """Oldest first."""
+    return (*(path.with_name(f"{path.name}.{number}") for number in range(LOG_FILES - 1, 0, -1)), path)
 
 
 class _Quiet(RotatingFileHandler):
@@ -83,6 +107,9 @@ class Activity:
 
     def replayed(self, upstream: str, **about: Any) -> None:
         self._write("replayed", upstream=upstream, **about)
+
+    def attached(self, upstream: str, **about: Any) -> None:
+        self._write("attached", upstream=upstream, **about)
 
     def accepted(self, upstream: str, authority: Authority) -> None:
         by = authority.name if authority.kind == "setting" else authority.kind

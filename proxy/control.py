@@ -154,7 +154,7 @@ async def ask_owner(
             aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=limit_s)) as session,
             session.request(method, f"http://owner{path}", json=body) as response,
         ):
-            return response.status, orjson.loads(await response.read())
+            return response.status, _document(socket, await response.read())
     except TimeoutError as error:
         raise OwnerSilentError(
             f"The owner of {socket.parent} lives and did not answer within {OWNER_LIMIT_S} s. What was asked may still be done: "
@@ -162,6 +162,16 @@ async def ask_owner(
         ) from error
     except (aiohttp.ClientConnectionError, OSError) as error:
         raise OwnerUnreachableError(str(error)) from error
+
+
+def _document(socket: Path, answer: bytes) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] = orjson.loads(answer)
+    except orjson.JSONDecodeError as error:
+        raise OwnerSilentError(
+            f"The owner of {socket.parent} is another version of sendonce and does not know what is asked. Restart it, and ask again."
+        ) from error
+    return document
 
 
 def _json(document: dict[str, Any], status: int = 200) -> web.Response:

@@ -106,6 +106,10 @@ class UpstreamSettings(Strict):
     gateway: bool = False
     answered_statuses: frozenset[Annotated[int, Field(ge=400, le=599)]] = frozenset()
     policy: dict[EndpointClass, PolicySettings] = {}
+    key_variable: VariableName | None = (
+        None  # of the operator's own key, for look-ups and resumes; unset the family's SDK's
+    )
+    injection: Literal[0, 1, 2] = 0  # what is added to a request's body so that it can be found again: docs/lookups.md
     environment: dict[VariableName, VariablePath] = {}  # set by `sendonce run`: variable of an SDK -> path behind /NAME
     price_provider: ProviderId | None = (
         None  # whose prices `audit` takes, by genai-prices; unset the family's own; "none": free

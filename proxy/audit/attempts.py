@@ -6,7 +6,7 @@ from typing import Literal
 
 from ledger.calls import AttemptState, CallState
 from ledger.ids import CallId, Digest, attempt_id
-from ledger.stages import Effect
+from ledger.stages import Effect, NextOperation
 from proxy.audit.tokens import Tokens, tokens_of
 
 # whole: an answer with its end · partial: it broke off · lost: nothing came · open: nothing is recorded after the start ·
@@ -40,6 +40,10 @@ class OwnAttempt:
     request_digest: Digest | None
     max_output_tokens: int | None
     background: bool
+    created_at_ms: int = 0  # of the call
+    superseded: bool = False  # another call carries on what this one began
+    next_operation: NextOperation = NextOperation.NONE
+    decision_seq: int | None = None  # which a further decision has to name
 
     @property
     def is_unknown(self) -> bool:
@@ -84,6 +88,10 @@ def _own(call: CallState, attempt: AttemptState) -> OwnAttempt:
         request_digest=manifest.body.digest if manifest else None,
         max_output_tokens=manifest.max_output_tokens if manifest else None,
         background=requested is not None and requested.endpoint_class == "job",
+        created_at_ms=call.created_at_ms,
+        superseded=call.superseded_by is not None,
+        next_operation=call.next_operation if is_newest else NextOperation.NONE,
+        decision_seq=call.decision_seq if is_newest else None,
     )
 
 

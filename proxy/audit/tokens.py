@@ -10,7 +10,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """`input` holds `cached`, `cache_write` and `input_audio`; `cache_write` holds `cache_write_1h`; `output` the others."""
+    """`input` holds `cached`, `cache_write`, `input_audio` and `input_image`; `cache_write` holds `cache_write_1h`; `output` the others."""
 
     input: int
     output: int
@@ -20,6 +20,8 @@ class Tokens:
     reasoning: int = 0
     input_audio: int = 0
     output_audio: int = 0
+    input_image: int = 0
+    web_searches: int = 0  # no tokens: calls of a server tool that are billed beside them
 
 
 # class -> the names whose numbers add up to it. The first name of `input` and of `output` must be stated.
@@ -39,6 +41,7 @@ _RESPONSES: Final[_Names] = {
     "cached": ("input_tokens_details.cached_tokens",),
     "cache_write": ("input_tokens_details.cache_write_tokens",),
     "reasoning": ("output_tokens_details.reasoning_tokens",),
+    "input_image": ("input_tokens_details.image_tokens",),
 }
 _ANTHROPIC: Final[_Names] = {
     "input": ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens"),
@@ -46,6 +49,7 @@ _ANTHROPIC: Final[_Names] = {
     "cached": ("cache_read_input_tokens",),
     "cache_write": ("cache_creation_input_tokens",),
     "cache_write_1h": ("cache_creation.ephemeral_1h_input_tokens",),
+    "web_searches": ("server_tool_use.web_search_requests",),
 }
 _GEMINI: Final[_Names] = {
     "input": ("promptTokenCount", "toolUsePromptTokenCount"),

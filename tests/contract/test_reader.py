@@ -263,3 +263,21 @@ async def test_missing_ledger_is_named_and_not_created(tmp_path: Path) -> None:
         async with open_reader(tmp_path / "ledger.db"):
             pass
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("page_calls", [1, 2, 3, 50])
+async def test_every_call_comes_once_and_oldest_first_whatever_the_page(tmp_path: Path, page_calls: int) -> None:
+    """With what its occurrence's other generations say of it, on whichever page those stand."""
+    with ledger_in(tmp_path) as ledger:
+        for number in range(1, 8):
+            occurrence = replace(REQUESTED, occurrence=number, evidence={"socket": "open"})
+            ledger.claim(call_id(number), occurrence)
+        state = ledger.store.state(call_id(2))
+        assert state is not None
+        successor = ledger.supersede(state)
+        async with open_reader(ledger.path) as reader:
+            pages = [page async for page in reader.oldest_first(page_calls)]
+    calls = [state for page in pages for state in page]
+    assert [state.call for state in calls] == [*(call_id(number) for number in range(1, 8)), successor]
+    assert {len(page) for page in pages[:-1]} <= {page_calls}
+    assert [state.superseded_by for state in calls if state.superseded_by] == [successor]

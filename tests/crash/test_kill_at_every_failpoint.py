@@ -14,8 +14,18 @@ from typing import Any, Final
 import pytest
 
 from proxy.control import OwnerUnreachableError
-from tests.harness import crash_points
-from tests.harness.crash_points import ANSWERED, AT_PRUNE, AT_RUN, AT_START, ON_THE_WAY, POINTS, Kill
+from tests.harness import crash_points, settlements
+from tests.harness.crash_points import (
+    ANSWERED,
+    AT_DECISION,
+    AT_PRUNE,
+    AT_REINTERPRETATION,
+    AT_RUN,
+    AT_START,
+    ON_THE_WAY,
+    POINTS,
+    Kill,
+)
 from tests.harness.crashes import (
     CHAT_PATH,
     begin,
@@ -215,6 +225,43 @@ def test_kill_during_a_run_leaves_what_the_page_tells(provider: Rig, point: str)
             rig.restart()
         assert rig.proxy_process is not None
         kill = same_request_again(rig, body, {}, received, again)
+    finally:
+        rig.leave()
+    crash_points.check(point, "json", [kill])
+
+
+@pytest.mark.parametrize("point", AT_DECISION)
+def test_kill_during_a_decision_leaves_what_the_page_tells(provider: Rig, tmp_path: Path, point: str) -> None:
+    """Before its append there is nothing of it; behind it the answer is found and read by the next start."""
+    rig, body = Rig(provider.directory, provider.provider_process, state_name=point), chat(settlements.HELD, point)
+    try:
+        rig.start()
+        (call,) = settlements.left_unknown(rig, point)
+        answer = str(settlements.answer_file(rig, tmp_path))
+        about = ("reconcile", call, "--served", "--response", answer, *settlements.WHY)
+        assert settlements.killed_at(rig, f"{point}=kill", *about).returncode == SIGKILLED
+        rig.start()
+        kill = same_request_again(rig, body, {}, b"")
+        assert rig.command(*about).returncode == 0
+        assert call_of(rig)["stage"] == "completed"
+    finally:
+        rig.leave()
+    crash_points.check(point, "json", [kill])
+
+
+@pytest.mark.parametrize("point", AT_REINTERPRETATION)
+def test_kill_during_a_reinterpretation_leaves_what_the_page_tells(provider: Rig, point: str) -> None:
+    """One reading more, or none; nothing else changes."""
+    rig, body = Rig(provider.directory, provider.provider_process, state_name=point), chat(text=point)
+    try:
+        process = rig.start()
+        _, received, _ = first_try(rig, body, {})
+        assert process.stop() == 0
+        settlements.read_by_version_1(rig, call_of(rig)["call_id"])
+        assert settlements.killed_at(rig, f"{point}=kill", "reinterpret").returncode == SIGKILLED
+        rig.start()
+        assert rig.command("reinterpret", "--json").stdout.count("call_") == 0
+        kill = same_request_again(rig, body, {}, received)
     finally:
         rig.leave()
     crash_points.check(point, "json", [kill])

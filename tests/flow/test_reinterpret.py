@@ -1,19 +1,14 @@
 """`sendonce reinterpret`: a newer reading beside the older one, from preserved bytes, of every dialect; no provider is asked."""
 
-import asyncio
 import json
 from typing import Any
 
 import pytest
 
-from ledger.events import AttemptInterpreted
-from ledger.ids import CallId
-from ledger.operations import Append, Entry
-from proxy import wiring
-from proxy.settings import load
 from tests.harness.commands import command
 from tests.harness.crashes import records_of
 from tests.harness.processes import Rig, chat, message
+from tests.harness.settlements import read_by_version_1
 
 TOOL = "synthetic/tool_call=1"
 WIRES: dict[str, tuple[str, bytes]] = {
@@ -33,26 +28,6 @@ WIRES: dict[str, tuple[str, bytes]] = {
 
 def readings(rig: Rig, call: str) -> list[dict[str, Any]]:
     return records_of(rig, call, "attempt.interpreted")
-
-
-def as_an_older_version_read_it(rig: Rig, call: str) -> None:
-    """Reads what is preserved of a new call, but as version 1: its append goes through the store like any other."""
-
-    async def read() -> None:
-        settings = load(None, {"state_dir": rig.state_dir})
-        state_dir = wiring.state_dir_of(settings)
-        state_dir.prepare()
-        async with wiring.running(
-            settings, state_dir, state_dir.lock(), wiring.recover(settings, state_dir)
-        ) as services:
-            state = await services.reader.call(CallId(call))
-            assert state is not None
-            assert state.attempt is not None
-            assert state.attempt.interpreted is not None
-            old = AttemptInterpreted(1, state.attempt.interpreted.outcome, state.attempt.interpreted.effect)
-            await services.writer.append(Append((Entry(CallId(call), 1, old),)))
-
-    asyncio.run(read())
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -75,7 +50,7 @@ def test_every_dialect_is_read_anew_and_nothing_is_replaced(running: Rig, wire: 
     running.settled()
     assert running.proxy_process is not None
     running.proxy_process.stop()
-    as_an_older_version_read_it(running, call)
+    read_by_version_1(running, call)
     count = len(running.provider_receipts())
     done = command(running, "reinterpret", "--json")
     assert (done.returncode, json.loads(done.stdout)["added"]) == (0, [call]), done.stderr
@@ -107,7 +82,7 @@ def test_erased_answer_keeps_its_reading(running: Rig) -> None:
     assert command(running, "prune", "--older-than", "0").returncode == 0
     assert running.proxy_process is not None
     running.proxy_process.stop()
-    as_an_older_version_read_it(running, call)
+    read_by_version_1(running, call)
     assert json.loads(command(running, "reinterpret", "--json").stdout)["added"] == []
 
 

@@ -127,7 +127,27 @@ AT_RUN: Final = {
         "completed",
     ),
 }
-POINTS: Final = ON_THE_WAY | AT_START | AT_PRUNE | AT_RUN
+# Killed at in a `sendonce reconcile --served --response` of a call that the provider held (and in more states, in
+# tests/crash/test_settling.py). Look-ups and imports settle in the same way.
+AT_DECISION: Final = {
+    "before-bundle": Point(
+        "decisions: every call is read and its bundle decided, nothing is written; the same command does it again",
+        "effect_unknown",
+    ),
+    "after-bundle": Point(
+        "decisions: all bundles are durable in one transaction, what an answer came back for is not interpreted; the next start "
+        "does that",
+        "completed",
+    ),
+}
+# Killed at in a `sendonce reinterpret` of an answered call.
+AT_REINTERPRETATION: Final = {
+    "after-reinterpreted": Point(
+        "`sendonce reinterpret`: one newer reading is durable, the next answer not read; the same command goes on with that",
+        "delivered",
+    ),
+}
+POINTS: Final = ON_THE_WAY | AT_START | AT_PRUNE | AT_RUN | AT_DECISION | AT_REINTERPRETATION
 
 # Stage -> disposition and code of what the same request gets, and is it sent: semantics section 4, for a derived key.
 ANSWERED: Final = {

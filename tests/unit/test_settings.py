@@ -10,7 +10,7 @@ from proxy.endpoints import EndpointClass, Family
 from proxy.settings import CHEAP_CLASSES, SettingsError, load, upstream_overrides
 
 CONFIG_FILES = sorted(Path(str(files("config").joinpath("example.toml"))).parent.glob("*.toml"))
-SETTINGS_FILES = [path for path in CONFIG_FILES if path.name != "upstreams.toml"]
+SETTINGS_FILES = [path for path in CONFIG_FILES if path.name not in ("upstreams.toml", "output_limits.toml")]
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,10 @@ from typing import Any, Final
 
 import pytest
 
-from proxy.control import ask_owner
+from ledger.ids import CallId
+from proxy import owner
+from proxy.reconcile.operator import Ruling
+from proxy.settings import load
 from tests.harness.crashes import CUT, until
 from tests.harness.passes import open_pass
 from tests.harness.processes import ROOT, Answer, Rig, chat, message, rig
@@ -84,9 +87,9 @@ def decide_all(made: Rig) -> None:
 
 def decide(made: Rig, call: str, decision: str, succeeds: int | None = None) -> None:
     """As `sendonce reconcile` asks the living owner."""
-    body = {"call": call, "decision": decision, "reason": "looked", "by": "ada", "succeeds": succeeds}
-    status, answer = asyncio.run(ask_owner(made.paths.control_socket, "POST", "/reconcile", body))
-    assert status == 200, answer
+    ruling = Ruling(decision, "looked", "ada", succeeds)  # type: ignore[arg-type]
+    settings = load(None, {"state_dir": made.state_dir})
+    assert asyncio.run(owner.settle(settings, {CallId(call): ruling}))
 
 
 def start_a_run_twice(made: Rig) -> None:

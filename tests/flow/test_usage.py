@@ -1,0 +1,150 @@
+"""`sendonce usage` beside a real proxy that was killed: what an export proves is recorded, and nothing else ever is."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.commands import command as sendonce
+from tests.harness.crashes import CHAT_PATH, events_of, kill_while_held, receipts_of, records_of
+from tests.harness.processes import Rig, chat, rig
+from tests.harness.usage_worlds import result
+
+LARGE, SMALL = "synthetic/as=gpt-4o,in=300,out=40,hold=4", "synthetic/as=gpt-4o-mini,in=100,out=10"
+AROUND_S = 7200  # the one bucket reaches so far to both sides, so that everything lies surely within
+ASKED, KEY = chat(LARGE, "the one that was lost"), {"Idempotency-Key": "the-lost-one"}
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, str]]:
+    """One answer of the large model, two of the small one, and one request that nobody knows about; the proxy lives again."""
+    with rig(tmp_path_factory.mktemp("usage")) as made:
+        for model, text in ((LARGE, "first"), (SMALL, "second"), (SMALL, "third")):
+            made.chat(chat(model, text))
+        kill_while_held(made, CHAT_PATH, ASKED, KEY)
+        lost = next(row["call_id"] for row in made.calls() if row["stage"] == "effect_unknown")
+        yield made, lost
+
+
+def export(
+    path: Path, large: tuple[int, int, int], small: tuple[int, int, int] = (2, 200, 20), *, later_s: int = 0
+) -> str:
+    """A page of one bucket around now: requests, input, output of each model. Its file is so much younger."""
+    hour = int(time.time()) // 3600 * 3600
+    rows = [result(model, requests, tokens_in, 0, tokens_out) for model, (requests, tokens_in, tokens_out) in
+            (("gpt-4o", large), ("gpt-4o-mini", small))]  # fmt: skip
+    bucket = {"object": "bucket", "start_time": hour - AROUND_S, "end_time": hour + AROUND_S + 3600, "results": rows}
+    path.write_text(json.dumps({"object": "page", "data": [bucket], "has_more": False, "next_page": None}))
+    os.utime(path, (time.time() + later_s, time.time() + later_s))
+    return str(path)
+
+
+def usage(made: Rig, *arguments: str) -> tuple[int, dict[str, Any], str]:
+    """Exit code, the document, and what was said on stderr."""
+    done = sendonce(made, "usage", *arguments, "--json")
+    return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
+
+
+SERVED, NOT_BILLED = (2, 600, 80), (1, 300, 40)
+
+
+@pytest.mark.parametrize(("large", "verdict"), [(SERVED, "served"), (NOT_BILLED, "not_billed")])
+def test_first_fetch_says_what_would_be_proven_and_writes_nothing(
+    killed: tuple[Rig, str], tmp_path: Path, large: tuple[int, int, int], verdict: str
+) -> None:
+    """The numbers may still grow; the exact command that records it is printed."""
+    made, lost = killed
+    before = events_of(made)
+    code, document, _ = usage(made, export(tmp_path / "one.json", large))
+    assert (code, document["alarms"], document["final"]) == (0, [], False)
+    (found,) = document["verdicts"]
+    assert (found["call_id"], found["verdict"], found["settles"]) == (lost, verdict, True)
+    held = {one["name"]: one["holds"] for one in document["preconditions"]}
+    assert held == {name: "not shown" if name == "settled" else "yes" for name in held}
+    assert "--decide --reason" in document["command"]
+    assert events_of(made) == before
+
+
+def test_decision_on_an_unsettled_export_is_refused(killed: tuple[Rig, str], tmp_path: Path) -> None:
+    """Exit code 6, and nothing is recorded."""
+    made, lost = killed
+    file = export(tmp_path / "one.json", SERVED)
+    code, document, _ = usage(made, file, "--decide", "--reason", "the bill")
+    assert (code, document["decided"]) == (6, {})
+    again = export(tmp_path / "two.json", NOT_BILLED, later_s=3600)
+    code, document, _ = usage(made, file, "--again", again, "--decide", "--reason", "the bill")
+    assert (code, document["decided"]) == (6, {})
+    assert made.show(lost)["stage"] == "effect_unknown"
+
+
+def test_foreign_request_is_an_alarm_that_settles_nothing(killed: tuple[Rig, str], tmp_path: Path) -> None:
+    """One more request than the record has, at the other model: then no cell proves anything."""
+    made, lost = killed
+    files = [export(tmp_path / f"{at}.json", SERVED, (3, 300, 30), later_s=3600 * at) for at in (0, 1)]
+    code, document, _ = usage(made, files[0], "--again", files[1], "--decide", "--reason", "the bill")
+    assert (code, document["decided"], [one["verdict"] for one in document["verdicts"]]) == (6, {}, ["undecided"])
+    assert document["alarms"]
+    assert made.show(lost)["stage"] == "effect_unknown"
+
+
+def test_other_provider_year_and_organisation_are_refused_by_name(killed: tuple[Rig, str], tmp_path: Path) -> None:
+    """Exit code 2 and a sentence: such a file says nothing about this record."""
+    made, _ = killed
+    file = Path(export(tmp_path / "one.json", SERVED))
+    old = json.loads(file.read_text())
+    old["data"][0] |= {"start_time": 1_600_000_000, "end_time": 1_600_003_600}
+    other = json.loads(file.read_text().replace("gpt-4o", "o1"))
+    for name, document, words in (("old.json", old, "share no moment"), ("other.json", other, "none in common")):
+        (tmp_path / name).write_text(json.dumps(document))
+        code, _, said = usage(made, str(tmp_path / name))
+        assert (code, words in said) == (2, True)
+    code, _, said = usage(made, str(file), "--upstream", "anthropic")
+    assert (code, "speaks anthropic" in said) == (2, True)
+    code, _, said = usage(made, str(tmp_path / "missing.json"))
+    assert (code, "cannot be read" in said) == (2, True)
+
+
+def test_table_shows_the_lines_the_preconditions_and_the_verdict(killed: tuple[Rig, str], tmp_path: Path) -> None:
+    """For people: whether each cell matches, and the equation."""
+    made, lost = killed
+    said = sendonce(made, "usage", export(tmp_path / "one.json", SERVED)).stdout
+    assert "gpt-4o-mini key_1" in said
+    assert f"{lost}.1: would be served: gpt-4o key_1" in said
+    assert "2 requests, 1 own answers, 1 unknown, input tokens 300 left for it" in said
+
+
+@pytest.mark.parametrize(
+    ("large", "decision", "stage"), [(SERVED, "served", "closed"), (NOT_BILLED, "not_served", "settled")]
+)
+def test_settled_export_decides_and_a_second_run_agrees(
+    tmp_path: Path, large: tuple[int, int, int], decision: str, stage: str
+) -> None:
+    """With its evidence on record; served: the retry is refused; not billed: it is sent, once."""
+    with rig(tmp_path) as made:
+        for model, text in ((LARGE, "first"), (SMALL, "second"), (SMALL, "third")):
+            made.chat(chat(model, text))
+        kill_while_held(made, CHAT_PATH, ASKED, KEY)
+        lost = next(row["call_id"] for row in made.calls() if row["stage"] == "effect_unknown")
+        files = [export(tmp_path / f"{at}.json", large, later_s=3600 * at) for at in (0, 1)]
+        asked = (files[0], "--again", files[1])
+        code, document, said = usage(made, *asked, "--decide", "--reason", "the bill of November", "--by", "ada")
+        assert (code, list(document["decided"])) == (0, [lost]), said
+        assert made.show(lost)["stage"] == stage
+        (observed,) = records_of(made, lost, "reconcile.observed")
+        (decided,) = records_of(made, lost, "reconcile.decided")
+        assert (observed["how"], decided["decision"], decided["reason"]) == (
+            "usage_export",
+            decision,
+            "the bill of November",
+        )
+        assert observed["result"] == ("matches" if decision == "served" else "absent_conclusive")
+        assert set(observed["evidence"]["exports"]) == {files[0]}
+        assert observed["evidence"]["preconditions"]["settled"].startswith("yes")
+        code, document, _ = usage(made, *asked)
+        assert (code, document["alarms"], document["verdicts"]) == (0, [], [])
+        answer = made.chat(ASKED, KEY)
+        assert (answer.status, len(receipts_of(made, ASKED))) == ((400, 1) if decision == "served" else (200, 2))
