@@ -78,10 +78,6 @@ UNRESOLVED_OF_RUN: Final = f"""
     WITH touched AS (SELECT scope, key, occurrence FROM call_index
       WHERE run = ?1 AND is_unresolved = 1 AND coalesce(served_pass, 0) < ?2 AND call_id > ?3
       ORDER BY call_id LIMIT ?4) {_OF_RUN}"""
-# Calls in the order in which they were requested, in pages: which, and what is on record of their occurrences.
-PAGE_OF_CALLS: Final = "SELECT call_id FROM call_index WHERE call_id > ? ORDER BY call_id LIMIT ?"
-OF_PAGE: Final = f"""
-    WITH touched AS (SELECT scope, key, occurrence FROM call_index WHERE call_id > ?1 AND call_id <= ?2) {_OF_RUN}"""
 # What one caller asked after a call, oldest first.
 LATER_IN_SCOPE: Final = f"""
     WITH touched AS (SELECT scope, key, occurrence FROM call_index

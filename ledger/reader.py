@@ -71,13 +71,10 @@ class Reader:
             last = states[-1].call
 
     async def calls_after(self, after: str, limit: int) -> list[CallState]:
-        """The next `limit` calls by their ids, oldest first; superseded ones too."""
-        page = [row[0] for row in await self._db.execute_fetchall(queries.PAGE_OF_CALLS, (after, limit))]
-        if not page:
-            return []
-        rows = await self._db.execute_fetchall(queries.OF_PAGE, (after, page[-1]))
+        """The next `limit` calls by their ids, oldest first; superseded ones too. One statement, one snapshot."""
+        rows = list(await self._db.execute_fetchall(queries.CALLS_AFTER, (after, limit)))
         states = project(queries.read_calls(rows), self._epochs)
-        return [states[call] for call in page]
+        return [states[CallId(call)] for call in sorted({row[2] for row in rows if row[4]})]
 
     async def later_in_scope(self, scope: Scope, after: CallId, limit: int) -> list[CallState]:
         """What the same caller asked next, oldest first."""
@@ -143,11 +140,9 @@ class Reader:
     async def oldest_first(self, page_calls: int) -> AsyncGenerator[list[CallState], None]:
         """All calls, page by page, so that memory does not grow with the ledger. Each page is of one moment, and of its own."""
         last = ""
-        while rows := list(await self._db.execute_fetchall(queries.CALLS_AFTER, (last, page_calls))):
-            calls = project(queries.read_calls(rows), self._epochs)
-            page = sorted({row[2] for row in rows if row[4]})
-            yield [calls[CallId(call)] for call in page]
-            last = page[-1]
+        while page := await self.calls_after(last, page_calls):
+            yield page
+            last = page[-1].call
 
     async def counts(self, key: Key | None = None) -> tuple[int, int]:
         """Calls (of the key), and events in the whole ledger."""

@@ -11,7 +11,8 @@ CHANGEABLE: Final = frozenset({"caller_token", "tls_cert", "tls_key", "mode"})
 ABSENT: Final = object()  # of an upstream that is on one side only
 CHANGEABLE_WITHIN: Final = {
     "limits": frozenset({"body_bytes", "admitted_requests", "retention_days"}),
-    "upstreams": frozenset({"mode", "policy", "environment"}),  # of each one that is there before and after
+    # Of each one that is there before and after; the last three only commands use.
+    "upstreams": frozenset({"mode", "policy", "environment", "price_provider", "price_as", "key_variable"}),
     "timeouts": frozenset({"client_body_idle_s", "stop_s", "retry_wait_s", "late_retry_s", "duplicate_settle_ms"}),
 }
 
