@@ -21,7 +21,19 @@ from ledger.errors import PoisonedError, StartRefusedError, UnreadableRecordErro
 from ledger.ids import CallId, Key
 from ledger.queries import RESTORE
 from ledger.stages import Stage
-from proxy import deciding, inspection, run_commands, supervisor, systemd, tables, wiring
+from proxy import (
+    audit_commands,
+    deciding,
+    inspection,
+    lookup_commands,
+    resume_commands,
+    run_commands,
+    supervisor,
+    systemd,
+    tables,
+    usage_commands,
+    wiring,
+)
 from proxy import demo as demonstration
 from proxy import evidence as evidences
 from proxy.console import (
@@ -37,13 +49,15 @@ from proxy.console import (
     print_json,
     run,
 )
-from proxy.control import OwnerSilentError
+from proxy.control import OwnerSilentError, OwnerUnreachableError
 from proxy.environment import ElsewhereError
+from proxy.looking import LookupFailedError
 from proxy.moments import BadMomentError
 from proxy.owner import NotFoundError
 from proxy.passes import BadRunError
 from proxy.pruning import BadAgeError
 from proxy.reconcile.operator import DecisionRefusedError
+from proxy.reconcile.usage_exports import UnusableExportError
 from proxy.running import NotRunError
 from proxy.settings import Settings, SettingsError, load, upstream_overrides
 from proxy.views import head_row
@@ -57,11 +71,16 @@ _EXITS: Final[tuple[tuple[tuple[type[Exception], ...], int, str], ...]] = (
         EXIT_USAGE,
         "",
     ),
-    ((NotRunError,), EXIT_USAGE, ""),
+    ((NotRunError, UnusableExportError), EXIT_USAGE, ""),
     ((wiring.PortTakenError,), EXIT_PORT, ""),
     ((StartRefusedError,), StartRefusedError.exit_code, ""),
     ((UnreadableRecordError,), StartRefusedError.exit_code, ". Run sendonce doctor to see what else is damaged."),
-    ((DecisionRefusedError, OwnerSilentError), EXIT_DECISION, ""),
+    ((DecisionRefusedError, OwnerSilentError, LookupFailedError), EXIT_DECISION, ""),
+    (
+        (OwnerUnreachableError,),
+        EXIT_DECISION,
+        ". The proxy ended meanwhile; what is done is done. Run it again for the rest.",
+    ),
     ((UnicodeError,), EXIT_USAGE, ". An argument or a file is not UTF-8 text."),
     (
         (sqlite3.Error, OSError),
@@ -75,6 +94,10 @@ app = typer.Typer(
 )
 app.add_typer(deciding.app)
 app.add_typer(run_commands.app)
+app.add_typer(lookup_commands.app)
+app.add_typer(resume_commands.app)
+app.add_typer(audit_commands.app)
+app.add_typer(usage_commands.app)
 
 ProviderReceiptsOption = Annotated[
     Path | None,

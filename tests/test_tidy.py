@@ -26,6 +26,7 @@ ASPECTS = {
     "sse_to_json": "base",
     "synthetic_provider_bodies": "synthetic_provider",
     "synthetic_provider_dialects": "synthetic_provider",
+    "usage_properties": "usage_algebra",
 }
 
 

@@ -19,11 +19,18 @@ def configured(directory: Path, **openai: Any) -> Iterator[Rig]:
     """A provider, and a proxy that is not started yet; `openai` are settings of that upstream."""
     with provider_in(directory) as made:
         fields = {"base_url": made.provider_url, **openai}
-        lines = [f"{name} = {json.dumps(value)}" for name, value in fields.items()]
+        lines = [f"{name} = {_toml(value)}" for name, value in fields.items()]
         router = ["[upstreams.openrouter]", f'base_url = "{made.provider_url}/api"']
         (directory / "sendonce.toml").write_text("\n".join(["[upstreams.openai]", *lines, *router]))
         made.arguments += ["--config", str(directory / "sendonce.toml")]
         yield made
+
+
+def _toml(value: Any) -> str:
+    """JSON but for tables."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{json.dumps(name)} = {_toml(each)}" for name, each in value.items()) + " }"
+    return json.dumps(value)
 
 
 def operator(rig: Rig, *arguments: str, key: str = KEY) -> "subprocess.CompletedProcess[str]":

@@ -1,0 +1,198 @@
+"""Exports and the record brought together: files read, attempts gathered, what was asked looked at where a proof depends on it."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from ledger.epochs import StateDir
+from ledger.errors import UnreadableRecordError
+from ledger.events import CallManifest
+from ledger.ids import CallId
+from ledger.reader import Reader, open_reader
+from proxy.audit.asking import Asking, asking
+from proxy.audit.attempts import OwnAttempt, own_attempts
+from proxy.codings import UndecodableError, decoded
+from proxy.manifest import as_headers
+from proxy.owner import alive_calls
+from proxy.preserve import PARSED_LIMIT_BYTES
+from proxy.reconcile.usage_cells import Placement, Scope, place
+from proxy.reconcile.usage_comparison import Line, compare, compare_costs
+from proxy.reconcile.usage_exports import FILE_LIMIT_BYTES, SOURCE_FAMILIES, Export, UnusableExportError
+from proxy.reconcile.usage_pages import read_exports
+from proxy.reconcile.usage_verdicts import Again, Report, judge
+from proxy.settings import Settings, SettingsError
+
+PAGE_CALLS: Final = 500  # of some ten events each: a few MiB
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """`settled`: why the numbers are final without a second fetch; it goes on record."""
+
+    files: tuple[Path, ...]
+    again: tuple[Path, ...] = ()
+    upstream: str | None = None
+    columns: Mapping[str, str] | None = None
+    scope: Scope = field(default_factory=Scope)
+    settled: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """`report`: None of cost pages, which prove nothing about single attempts."""
+
+    export: Export
+    upstream: str
+    lines: tuple[Line, ...]
+    report: Report | None
+
+
+async def compared(settings: Settings, state_dir: StateDir, ask: Ask, progress: Progress) -> Compared:
+    """Raises UnusableExportError, SettingsError, StateDirError, UnreadableRecordError. Nothing is written."""
+    export, again = _exports(ask)
+    owner = await alive_calls(state_dir)
+    alive = frozenset(owner["alive"]) if owner else frozenset[str]()
+    async with open_reader(state_dir.ledger) as reader:
+        attempts, manifests = await _attempts(reader, progress)
+        upstream = _upstream(settings, ask, export, attempts)
+        about = settings.upstreams[upstream]
+        mine = [one for one in attempts if one.upstream == upstream]
+        if export.is_costs:
+            return Compared(export, upstream, compare_costs(mine, export, None), None)
+        scope = replace(ask.scope, alive=alive)
+        placement = place(mine, export, scope, about.family)
+        asked = await _asked(reader, placement, manifests, progress)
+    scope = replace(scope, input_upper=_upper(asked), several=_several(asked, gateway=about.gateway))
+    report = judge(place(mine, export, scope, about.family), again, ask.settled)
+    return Compared(export, upstream, compare(report.placement, report.algebra), report)
+
+
+def _exports(ask: Ask) -> tuple[Export, Again | None]:
+    columns = ask.columns or {}
+    export = read_exports([(str(path), _bytes(path)) for path in ask.files], columns)
+    if not ask.again:
+        return export, None
+    if same := {path.resolve() for path in ask.files} & {path.resolve() for path in ask.again}:
+        raise UnusableExportError(f"{min(same)}: it is given as itself and as --again. Fetch the same once more.")
+    later = read_exports([(str(path), _bytes(path)) for path in ask.again], columns)
+    younger = min(path.stat().st_mtime for path in ask.again) - max(path.stat().st_mtime for path in ask.files)
+    return export, Again(later, younger)
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        if (size := path.stat().st_size) > FILE_LIMIT_BYTES:
+            raise UnusableExportError(
+                f"{path}: it has {size} bytes, and {FILE_LIMIT_BYTES} are read. Fetch a shorter time, or wider buckets."
+            )
+        return path.read_bytes()
+    except OSError as error:
+        raise UnusableExportError(
+            f"{path}: it cannot be read ({error.strerror}). Name the file of an export."
+        ) from error
+
+
+async def _attempts(reader: Reader, progress: Progress) -> tuple[list[OwnAttempt], dict[CallId, CallManifest]]:
+    await reader.check_index()
+    attempts: list[OwnAttempt] = []
+    manifests: dict[CallId, CallManifest] = {}
+    count, _ = await reader.counts()
+    read = 0
+    async with aclosing(reader.oldest_first(PAGE_CALLS)) as pages:
+        async for states in pages:
+            attempts += own_attempts(states)
+            manifests |= {state.call: state.manifest for state in states if state.manifest is not None}
+            read += len(states)
+            progress("calls", read, max(count, read))
+    return attempts, manifests
+
+
+def _upstream(settings: Settings, ask: Ask, export: Export, attempts: Sequence[OwnAttempt]) -> str:
+    if ask.upstream is not None:
+        if ask.upstream not in settings.upstreams:
+            raise SettingsError(
+                f"--upstream {ask.upstream!r} is none of the configuration: {', '.join(sorted(settings.upstreams))}."
+            )
+        return ask.upstream
+    family = SOURCE_FAMILIES.get(export.source)
+    used = {one.upstream for one in attempts} & settings.upstreams.keys()
+    fitting = sorted(name for name in used if family in (None, settings.upstreams[name].family))
+    if len(fitting) != 1:
+        names = ", ".join(fitting) or ", ".join(sorted(used)) or "none"
+        raise SettingsError(f"Of which upstream is {ask.files[0]}? Name it: --upstream. On record are {names}.")
+    return fitting[0]
+
+
+async def _asked(
+    reader: Reader, placement: Placement, manifests: Mapping[CallId, CallManifest], progress: Progress
+) -> dict[str, Asking | None]:
+    """What each request asked for, by attempt, of those that stand beside an unknown one. None: it cannot be read."""
+    wanted = {
+        one.attempt.attempt: one.attempt.call
+        for window in placement.windows
+        if window.unknowns
+        for one in window.placed
+    }
+    asked: dict[str, Asking | None] = {}
+    by_digest: dict[str, Asking | None] = {}
+    for number, (attempt, call) in enumerate(sorted(wanted.items()), 1):
+        manifest = manifests.get(call)
+        if manifest is not None and manifest.body.digest not in by_digest:
+            by_digest[manifest.body.digest] = await _asking(reader, manifest)
+        asked[attempt] = by_digest[manifest.body.digest] if manifest is not None else None
+        progress("requests", number, len(wanted))
+    return asked
+
+
+async def _asking(reader: Reader, manifest: CallManifest) -> Asking | None:
+    if not manifest.body.kept or manifest.body.size > PARSED_LIMIT_BYTES:
+        return None
+    try:
+        async with aclosing(reader.body(manifest.body.digest)) as pieces:
+            body = b"".join([piece async for piece in pieces])
+        return asking(decoded(as_headers(manifest.headers), body))
+    except (UnreadableRecordError, UndecodableError):  # erased, or damaged, which `doctor` names
+        return None
+
+
+def _upper(asked: Mapping[str, Asking | None]) -> Callable[[OwnAttempt], int | None]:
+    def upper(attempt: OwnAttempt) -> int | None:
+        about = asked.get(attempt.attempt)
+        if about is None or about.beyond or about.media or about.loops:
+            return None
+        return about.input_tokens
+
+    return upper
+
+
+def _several(asked: Mapping[str, Asking | None], *, gateway: bool) -> Callable[[OwnAttempt], str | None]:
+    """Where no unknown stands beside it, the cell itself shows what was counted."""
+
+    def several(attempt: OwnAttempt) -> str | None:
+        if gateway:
+            return "its upstream is a gateway, which may ask several providers"
+        if attempt.attempt not in asked:
+            return None
+        about = asked[attempt.attempt]
+        if about is None:
+            return "its request cannot be read any more"
+        return about.loops or (f"it asks for {about.answers} answers" if about.answers > 1 else None)
+
+    return several
+
+
+def columns_of(given: Iterable[str], keys: Sequence[str]) -> dict[str, str]:
+    """--map KEY=COLUMN. Raises SettingsError."""
+    columns: dict[str, str] = {}
+    for pair in given:
+        key, equals, column = pair.partition("=")
+        if not equals or key not in keys or not column:
+            raise SettingsError(f"--map {pair!r} maps nothing. Give KEY=COLUMN; the keys are {', '.join(keys)}.")
+        if key in columns:
+            raise SettingsError(f"--map {key} is given twice. Keep one.")
+        columns[key] = column
+    return columns
