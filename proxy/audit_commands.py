@@ -4,17 +4,21 @@ import logging
 import os
 import secrets
 import sys
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from proxy import tables, wiring
+from proxy import tables, usage_lines, usage_reading, wiring
 from proxy.audit import gathering, terminal, wording
 from proxy.audit.prices import BadPriceSourceError
 from proxy.audit.report import Ask, Bucket, By, Report
 from proxy.console import EXIT_USAGE, ConfigOption, JsonOption, StateDirOption, errors, fail, out, print_json, run
+from proxy.moments import moment_ms
+from proxy.reconcile.usage_cells import Scope
+from proxy.reconcile.usage_comparison import Line
+from proxy.reconcile.usage_csv import KEYS
 from proxy.settings import command_options, load
 
 STDOUT = Path("-")
@@ -38,6 +42,16 @@ def audit(
     until: Annotated[str | None, typer.Option(help="As --since; not in the range any more.")] = None,
     upstream: Annotated[str | None, typer.Option(help="Only of this upstream.")] = None,
     run_id: Annotated[str | None, typer.Option("--run", help="Only of this run.")] = None,
+    export: Annotated[
+        list[Path] | None,
+        typer.Option("--export", metavar="FILE", help="Compare with this usage or cost export. Repeatable; see usage."),
+    ] = None,
+    mapping: Annotated[
+        list[str] | None, typer.Option("--map", metavar="KEY=COLUMN", help="For an --export that is a CSV. Repeatable.")
+    ] = None,
+    api_key_id: Annotated[
+        list[str] | None, typer.Option(help="A key, as the --export names it, that only sendonce uses. Repeatable.")
+    ] = None,
     csv: CsvOption = None,
     html: HtmlOption = None,
     force: Annotated[bool, typer.Option("--force", help="Write over files that are there.")] = False,
@@ -62,45 +76,45 @@ def audit(
     try:
         with tables.steps_progress(errors) as progress:
             report = run(gathering.audit(settings, paths, ask, progress))
+            lines: tuple[Line, ...] = ()
+            if export:
+                columns = usage_reading.columns_of(mapping or (), KEYS)
+                asked = usage_reading.Ask(
+                    tuple(export), (), upstream, columns, Scope(api_key_ids=frozenset(api_key_id or ()))
+                )
+                lines = run(usage_reading.compared(settings, paths, asked, progress, report.costs)).lines
     except BadPriceSourceError as error:
         fail(str(error), EXIT_USAGE)
     options = command_options(paths.root)
     if html is not None:
-        _write("--html", html, _page(report, options), force=force)
+        _write("--html", html, _page(report, options, lines), force=force)
     if csv is not None and csv != STDOUT:
         _write("--csv", csv, wording.csv_text(report).encode(), force=force)
-    _say(report, str(paths.root), options, csv_on_stdout=csv == STDOUT, as_json=as_json)
+    _say(report, lines, paths.root, csv_on_stdout=csv == STDOUT, as_json=as_json)
     for _, path in files:
         errors.print(f"sendonce: wrote {path}", markup=False)
 
 
-def _say(report: Report, state_dir: str, options: str, *, csv_on_stdout: bool, as_json: bool) -> None:
+def _say(report: Report, lines: Sequence[Line], root: Path, *, csv_on_stdout: bool, as_json: bool) -> None:
     if csv_on_stdout:
         sys.stdout.write(wording.csv_text(report))
     elif as_json:
-        print_json(wording.document(report, state_dir, options))
+        document = wording.document(report, str(root), command_options(root))
+        print_json({**document, "comparison": [usage_lines.row(line) for line in lines]})
     else:
-        terminal.audit(out, report, options)
+        terminal.audit(out, report, command_options(root))
+        usage_lines.show(out, lines)
 
 
-def _page(report: Report, options: str) -> bytes:
+def _page(report: Report, options: str, lines: Sequence[Line]) -> bytes:
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it complains of homes that it cannot write its cache to
     from proxy.audit import page  # noqa: PLC0415 - what draws takes half a second to read
 
-    return page.page(report, options).encode()
+    return page.page(report, options, usage_lines.page_rows(lines)).encode()
 
 
 def _moment(option: str, text: str | None) -> int | None:
-    if text is None:
-        return None
-    try:
-        moment = datetime.fromisoformat(text)
-        return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
-    except (ValueError, OverflowError):
-        fail(
-            f"{option} {text!r} is no moment. Give one like 2026-11-30 or 2026-11-30T12:00; without a zone it is UTC.",
-            EXIT_USAGE,
-        )
+    return None if text is None else moment_ms(text, option)
 
 
 def _check_new(option: str, path: Path, *, force: bool) -> None:

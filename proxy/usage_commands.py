@@ -4,15 +4,13 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from ledger.ids import CallId
-from proxy import owner, tables, usage_reading, wiring
+from proxy import owner, tables, usage_lines, usage_reading, wiring
 from proxy.console import (
     EXIT_DECISION,
     ByOption,
@@ -26,15 +24,11 @@ from proxy.console import (
     run,
 )
 from proxy.reconcile.usage_cells import DEFAULT_LONGEST_S, DEFAULT_SKEW_S, Scope
-from proxy.reconcile.usage_comparison import Line
 from proxy.reconcile.usage_csv import KEYS
 from proxy.reconcile.usage_verdicts import Report, rulings
 from proxy.reconcile.usage_windows import instant
 from proxy.settings import Settings, SettingsError, load
 from proxy.usage_reading import Ask, Compared
-
-NUMBERS: Final = ("requests", "input_tokens", "output_tokens", "cost")
-LINES_SHOWN: Final = 40  # that match; what does not is shown whole
 
 app = typer.Typer()
 
@@ -148,7 +142,7 @@ def _document(found: Compared, decided: Mapping[CallId, str], command: str) -> d
         "alarms": list(report.alarms) if report else [],
         "final": report.final if report else False,
         "verdicts": _verdicts(report) if report else [],
-        "lines": [_line(line) for line in found.lines],
+        "lines": [usage_lines.row(line) for line in found.lines],
         "decided": dict(decided),
         "command": command if report and not decided and any(one.settles for one in report.findings) else None,
     }
@@ -167,23 +161,13 @@ def _verdicts(report: Report) -> list[dict[str, Any]]:
     ]
 
 
-def _line(line: Line) -> dict[str, Any]:
-    row = asdict(line) | {"start": instant(line.start_ms), "end": instant(line.end_ms)}
-    for side in ("own", "export"):
-        row[side] = {
-            name: None if value is None else str(value) if name == "cost" else value
-            for name, value in row[side].items()
-        }
-    return row
-
-
 def _show(console: Console, found: Compared, document: dict[str, Any]) -> None:
     about = document["export"]
     console.print(
         f"{about['source']} {about['kind']}, {about['start']} to {about['end']}, {about['rows']} rows, against {found.upstream}",
         markup=False,
     )
-    _lines(console, found.lines)
+    usage_lines.show(console, found.lines)
     for alarm in document["alarms"]:
         console.print(f"ALARM  {alarm}", style="red", markup=False)
     for one in document["preconditions"]:
@@ -202,34 +186,3 @@ def _show(console: Console, found: Compared, document: dict[str, Any]) -> None:
             else f"Once settled (--again FILE, or --settled REASON): {document['command']}",
             markup=False,
         )
-
-
-def _lines(console: Console, lines: tuple[Line, ...]) -> None:
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for heading in (
-        "from",
-        "to",
-        "cell",
-        *(f"{name.replace('_tokens', '')} own/export" for name in NUMBERS),
-        "unknown",
-        "state",
-    ):
-        table.add_column(heading, no_wrap=True, overflow="ignore")
-    matched = [line for line in lines if line.state == "matched"]
-    for line in lines:
-        if line.state == "matched" and len(matched) > LINES_SHOWN:
-            continue
-        numbers = [_pair(getattr(line.own, name), getattr(line.export, name)) for name in NUMBERS]
-        words = f"{line.state}{': ' if line.says else ''}{line.says}"
-        cells = (instant(line.start_ms), instant(line.end_ms), line.cell, *numbers, str(line.unknowns or ""), words)
-        table.add_row(*map(Text, cells), style="red" if line.state == "unmatched" else None)
-    if table.row_count:
-        console.print(table)
-    if len(matched) > LINES_SHOWN:
-        console.print(f"and {len(matched)} cells that match: --json has them all")
-
-
-def _pair(own: object, export: object) -> str:
-    return (
-        "" if own is None and export is None else f"{'?' if own is None else own}/{'?' if export is None else export}"
-    )

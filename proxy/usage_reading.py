@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Final
 
@@ -51,8 +52,13 @@ class Compared:
     report: Report | None
 
 
-async def compared(settings: Settings, state_dir: StateDir, ask: Ask, progress: Progress) -> Compared:
-    """Raises UnusableExportError, SettingsError, StateDirError, UnreadableRecordError. Nothing is written."""
+async def compared(
+    settings: Settings, state_dir: StateDir, ask: Ask, progress: Progress, costs: Mapping[str, Decimal] | None = None
+) -> Compared:
+    """Raises UnusableExportError, SettingsError, StateDirError, UnreadableRecordError. Nothing is written.
+
+    `costs`: of own attempts whose cost is known, by attempt id, in US dollars.
+    """
     export, again = _exports(ask)
     owner = await alive_calls(state_dir)
     alive = frozenset(owner["alive"]) if owner else frozenset[str]()
@@ -62,13 +68,13 @@ async def compared(settings: Settings, state_dir: StateDir, ask: Ask, progress: 
         about = settings.upstreams[upstream]
         mine = [one for one in attempts if one.upstream == upstream]
         if export.is_costs:
-            return Compared(export, upstream, compare_costs(mine, export, None), None)
+            return Compared(export, upstream, compare_costs(mine, export, costs), None)
         scope = replace(ask.scope, alive=alive)
         placement = place(mine, export, scope, about.family)
         asked = await _asked(reader, placement, manifests, progress)
     scope = replace(scope, input_upper=_upper(asked), several=_several(asked, gateway=about.gateway))
     report = judge(place(mine, export, scope, about.family), again, ask.settled)
-    return Compared(export, upstream, compare(report.placement, report.algebra), report)
+    return Compared(export, upstream, compare(report.placement, report.algebra, costs), report)
 
 
 def _exports(ask: Ask) -> tuple[Export, Again | None]:

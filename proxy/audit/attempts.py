@@ -47,7 +47,7 @@ class OwnAttempt:
 
     @property
     def is_unknown(self) -> bool:
-        """Nobody can say from the record what the provider did, and nobody has decided it."""
+        """Nobody can say from the record what, or how much, the provider did. A decision that it was served says not how much."""
         return self.effect is Effect.UNKNOWN or (self.effect is Effect.HAPPENED and self.ended != "whole")
 
 

@@ -140,6 +140,7 @@ class Report:
     listed: Mapping[Category, tuple[Item, ...]]
     reach: Reach
     first_call_ms: int | None
+    costs: Mapping[str, Decimal]  # of every attempt on record whose cost is known, by its id
 
 
 def report(ask: Ask, calls: Iterable[OwnCall], items: Iterable[Item], log: Iterable[LogLine], reach: Reach) -> Report:
@@ -167,6 +168,7 @@ def report(ask: Ask, calls: Iterable[OwnCall], items: Iterable[Item], log: Itera
         {category: tuple(item for item in chosen if item.category is category) for category in LISTED},
         reach,
         min((call.created_at_ms for call in known_calls.values()), default=None),
+        {item.attempt.attempt: item.cost.lower for item in every if item.category is Category.KNOWN},
     )
 
 

@@ -4,6 +4,7 @@ The provider's usage lines are the truth: what it served and billed, also where 
 """
 
 import json
+import re
 import time
 import urllib.parse
 import urllib.request
@@ -230,3 +231,19 @@ def test_whole_export_settles_what_its_equations_prove(bill: Bill) -> None:
     _, again, _ = bill.usage(bill.export(), "--decide", "--reason", "usage of today")
     assert not again.get("alarms")
     assert {row["call_id"]: row["decision"] for row in bill.rig.calls() if row["decision"]} == decided
+
+
+def test_audit_compares_line_by_line_and_draws_one_page(bill: Bill) -> None:
+    """What own answers account for matches to the cent, what unknowns can have used is said to be so; the page loads nothing."""
+    (bill.directory / "usage.json").write_text(json.dumps(bill.export()))
+    page = bill.directory / "audit.html"
+    about = ("audit", "--by", "model", "--export", str(bill.directory / "usage.json"), "--upstream", "openai")
+    done = operator(bill.rig, *about, "--html", str(page), "--force", "--json")
+    assert done.returncode == 0, done.stderr
+    states = {line["cell"]: line["state"] for line in json.loads(done.stdout)["comparison"] if line["export"]["requests"]}
+    assert states["o4-mini flex"] == "matched"
+    assert set(states.values()) <= {"matched", "unknown"}
+    text = page.read_text()
+    assert "Beside the provider" in text
+    assert "<script" not in text.lower()
+    assert re.findall(r"""(?:src|href)=["'](?!#)|url\((?!#)|@import""", text) == []

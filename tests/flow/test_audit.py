@@ -227,7 +227,7 @@ def test_page_is_drawn_where_there_is_no_home(priced: Rig, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--since", "yesterday"), "--since 'yesterday' is no moment"),
+        (("--since", "yesterday"), "--since 'yesterday' is no date"),
         (("--since", "2026-11-30", "--until", "2026-11-29"), "is not before --until"),
         (("--json", "--csv", "-"), "both want stdout"),
         (("--csv", "same", "--html", "same"), "--csv and --html both name same"),
