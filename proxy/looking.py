@@ -31,23 +31,13 @@ from proxy.keys import caller_fingerprint
 from proxy.manifest import as_headers
 from proxy.preserve import PARSED_LIMIT_BYTES
 from proxy.reconcile.answers import FETCHED, recovered
-from proxy.reconcile.lookups import (
-    MECHANISMS,
-    NOTHING,
-    Asking,
-    Cancel,
-    Get,
-    Known,
-    LookedUp,
-    Mechanism,
-    Pause,
-    Reply,
-    look,
-)
+from proxy.reconcile.batch_lookups import BY_LIST
+from proxy.reconcile.lookups import BY_ID, NOTHING, Asking, Cancel, Get, Known, LookedUp, Mechanism, Pause, Reply, look
 from proxy.reconcile.operator import DecisionRefusedError, Ruling
 from proxy.settings import Settings
 from proxy.upstream_settings import UpstreamSettings
 
+MECHANISMS: Final = (*BY_ID, *BY_LIST)
 REPLY_LIMIT_S: Final = 60  # of one GET; the rest of a stream that still runs comes with `--wait`
 EQUALS_LOOKED_AT: Final = 10_000  # unresolved calls; beyond it nobody decides by look-ups
 # Whose the request was, and which interface it spoke: a look-up in another project finds nothing.

@@ -23,8 +23,8 @@ from proxy.console import (
     print_json,
     run,
 )
-from proxy.looking import How
-from proxy.reconcile.lookups import MECHANISMS, SETTLE_S, LookedUp
+from proxy.looking import MECHANISMS, How
+from proxy.reconcile.lookups import SETTLE_S, LookedUp
 from proxy.settings import Settings, load
 
 app = typer.Typer()

@@ -16,9 +16,9 @@ from proxy.dialects.base import objects, parsed_object
 from proxy.headers import RawHeaders
 
 TAG: Final = "sendonce_call"  # in a request's metadata, by injection level 1 or 2
-SETTLE_S: Final = 60  # between two listings that agree: how long a provider may take to list what it accepted is documented nowhere
-PAGES_LIMIT: Final = 20  # of a listing; 100 entries each: what was asked for lies among the newest
-CLOCK_SKEW_S: Final = 300  # of the provider's clock against ours
+SETTLE_S: Final = (
+    60  # between two listings that agree: how long a provider may take to list what it accepted is documented nowhere
+)
 
 Asking = Generator["Get | Cancel | Pause", "Reply", "LookedUp"]
 
@@ -224,7 +224,9 @@ def _chat(known: Known) -> Asking:
         )
     reply = yield Get(f"{known.path}/{completion}")
     if reply.status == 404:
-        return nothing_proven(f"{completion} is not stored, which proves nothing: what broke off is not.", id=completion)
+        return nothing_proven(
+            f"{completion} is not stored, which proves nothing: what broke off is not.", id=completion
+        )
     if reply.status != 200 or reply.document.get("id") != completion:
         return unreadable(reply, completion)
     return found(f"{completion} is stored; this is its answer.", reply, id=completion)
@@ -249,65 +251,12 @@ def _generation(known: Known) -> Asking:
         return unreadable(reply, generation)
     shown = ("total_cost", "cancelled", "finish_reason", "native_tokens_prompt", "native_tokens_completion", "model")
     said = {name: about[name] for name in shown if about.get(name) is not None}
-    return found(f"{generation} was generated and cost {about.get('total_cost')} USD; its text is not to be had.", **said)
+    return found(
+        f"{generation} was generated and cost {about.get('total_cost')} USD; its text is not to be had.", **said
+    )
 
 
-# --- batches ------------------------------------------------------------------------------------------------------
-
-_SAME_BATCH: Final = ("input_file_id", "endpoint", "completion_window")
-
-
-def _is_batch(known: Known) -> bool:
-    return known.path.endswith("/batches") and "input_file_id" in known.request
-
-
-def _batch(known: Known) -> Asking:
-    """Batches are durable and can be listed: two complete lists that agree prove that it was not accepted."""
-    for again in (False, True):
-        listed = yield from _listed_since(known)
-        if isinstance(listed, LookedUp):
-            return listed
-        mine = [batch for batch in listed if _same_batch(known, batch)]
-        if len(mine) + known.equals > 1:
-            says = "More than one batch is like it, or more than one call asked for it; which is whose cannot be told."
-            return LookedUp("differs", says, {"batches": [one["id"] for one in mine], "calls": known.equals + 1})
-        if mine:
-            reply = yield Get(f"{known.path}/{mine[0]['id']}")
-            if reply.status != 200 or reply.document.get("id") != mine[0]["id"]:
-                return unreadable(reply, str(mine[0]["id"]))
-            return found(f"{mine[0]['id']} was created by it.", reply, id=mine[0]["id"])
-        if not again:
-            yield Pause(known.settle_s)
-    if not known.same_credential:
-        return nothing_proven("It is in no list of batches. That proves nothing, since another key made the request.")
-    says = f"Two complete lists of batches, {known.settle_s:g} s apart, do not have it: it was not accepted."
-    return LookedUp("absent_conclusive", says, {"lists": 2, "apart_s": known.settle_s}, settles=True)
-
-
-def _listed_since(known: Known) -> Generator[Get | Cancel | Pause, Reply, "list[dict[str, Any]] | LookedUp"]:
-    """Every batch that was created since the attempt started, newest first as they are listed."""
-    batches: list[dict[str, Any]] = []
-    after = ""
-    for _ in range(PAGES_LIMIT):
-        reply = yield Get(f"{known.path}?limit=100{after}")
-        if reply.status != 200 or not isinstance(reply.document.get("data"), list):
-            return unreadable(reply, "The list of batches")
-        page = objects(reply.document["data"])
-        recent = [batch for batch in page if batch["created_at"] >= known.started_s - CLOCK_SKEW_S]
-        batches += recent
-        if not page or reply.document.get("has_more") is not True or len(recent) < len(page):
-            return batches
-        after = f"&after={page[-1]['id']}"
-    return nothing_proven(f"More than {PAGES_LIMIT * 100} batches were created since; it is not among the newest.")
-
-
-def _same_batch(known: Known, batch: Mapping[str, Any]) -> bool:
-    named = all(batch.get(name) == known.request.get(name) for name in _SAME_BATCH)
-    tagged = (batch.get("metadata") or {}) == (known.request.get("metadata") or {})
-    return named and tagged and batch["id"] not in known.others
-
-
-MECHANISMS: Final = (
+BY_ID: Final = (
     Mechanism(
         "openai_response", _is_response, _response,
         needs="the response's id, from the first event or the body",
@@ -329,12 +278,5 @@ MECHANISMS: Final = (
         hit="served, cancelled ones too; the exact cost", miss="nothing: it is known some seconds later",
         retention="not documented",
         source="openrouter 1.3.84 operations/getgeneration; openrouter.ai/docs/api-reference/streaming",
-    ),
-    Mechanism(
-        "openai_batch", _is_batch, _batch,
-        needs="nothing; a tag (injection level 1) tells equal ones apart",
-        hit="served; the batch is the answer", miss="not accepted, if two complete lists agree",
-        retention="durable",
-        source="openai 3.57.0 resources/batches",
     ),
 )  # fmt: skip

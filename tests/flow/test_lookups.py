@@ -137,22 +137,32 @@ def test_openrouter_generation_gives_its_cost_and_closes_the_call(rig: Rig) -> N
     assert len(generating(rig)) == 1
 
 
+BATCHES: Final[dict[str, dict[str, Any]]] = {
+    "/openai/v1/batches": {"input_file_id": "file-1", "endpoint": "/v1/responses", "completion_window": "24h"},
+    "/anthropic/v1/messages/batches": {
+        "requests": [
+            {"custom_id": name, "params": {"model": "synthetic", "max_tokens": 9, "messages": []}}
+            for name in ("a", "b")
+        ]
+    },
+}
+
+
 @pytest.mark.parametrize("accepted", [True, False])
-def test_batch_is_found_or_proven_not_accepted_by_two_lists(tmp_path: Path, accepted: bool) -> None:
+@pytest.mark.parametrize("path", BATCHES)
+def test_batch_is_found_or_proven_not_accepted_by_two_lists(tmp_path: Path, path: str, accepted: bool) -> None:
     """A durable object: found, it is the answer; in neither list, its request is sent when it comes again."""
-    body = json.dumps(
-        {"input_file_id": "file-1", "endpoint": "/v1/responses", "completion_window": "24h", "metadata": {"of": "me"}}
-    ).encode()
-    path = "/openai/v1/batches"
+    body = json.dumps(BATCHES[path]).encode()
+    headers = {"Authorization": "", "x-api-key": KEY} if "anthropic" in path else {}
     with configured(tmp_path, injection=1) as rig:
         rig.start("after-head=kill" if accepted else "after-sent-receipt=kill")
         with pytest.raises(CUT):
-            rig.post(path, body)
+            rig.post(path, body, headers)
         rig.restart()
         assert len(generating(rig)) == int(accepted)
         (row,) = lookup(rig, "--all", "--settle-s", "1")
         assert row["result"] == ("matches" if accepted else "absent_conclusive")
-        answer = rig.post(path, body)
+        answer = rig.post(path, body, headers)
         assert (answer.status, answer.disposition) == (200, "replayed" if accepted else "forwarded")
         assert len(generating(rig)) == 1
 

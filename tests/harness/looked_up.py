@@ -20,8 +20,9 @@ def configured(directory: Path, **openai: Any) -> Iterator[Rig]:
     with provider_in(directory) as made:
         fields = {"base_url": made.provider_url, **openai}
         lines = [f"{name} = {_toml(value)}" for name, value in fields.items()]
-        router = ["[upstreams.openrouter]", f'base_url = "{made.provider_url}/api"']
-        (directory / "sendonce.toml").write_text("\n".join(["[upstreams.openai]", *lines, *router]))
+        others = {"openrouter": "/api", "anthropic": ""}
+        tables = [f'[upstreams.{name}]\nbase_url = "{made.provider_url}{path}"' for name, path in others.items()]
+        (directory / "sendonce.toml").write_text("\n".join(["[upstreams.openai]", *lines, *tables]))
         made.arguments += ["--config", str(directory / "sendonce.toml")]
         yield made
 
@@ -36,7 +37,7 @@ def _toml(value: Any) -> str:
 def operator(rig: Rig, *arguments: str, key: str = KEY) -> "subprocess.CompletedProcess[str]":
     """A command with the rig's settings, and with the operator's key in its environment."""
     where = ("--state-dir", str(rig.state_dir), "--config", str(rig.directory / "sendonce.toml"))
-    return sendonce(*arguments, *where, OPENAI_API_KEY=key, OPENROUTER_API_KEY=key)
+    return sendonce(*arguments, *where, OPENAI_API_KEY=key, OPENROUTER_API_KEY=key, ANTHROPIC_API_KEY=key)
 
 
 def lookup(rig: Rig, *arguments: str, key: str = KEY) -> list[dict[str, Any]]:

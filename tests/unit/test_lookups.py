@@ -7,7 +7,8 @@ from typing import Any, Final
 import pytest
 
 from ledger.ids import CallId
-from proxy.reconcile.lookups import MECHANISMS, NOTHING, Cancel, Get, Known, LookedUp, Pause, Reply, look
+from proxy.looking import MECHANISMS
+from proxy.reconcile.lookups import NOTHING, Cancel, Get, Known, LookedUp, Pause, Reply, look
 
 KNOWN: Final = Known(CallId("call_1"), "/v1/responses", {}, stream=False, ids={}, partial=b"", started_s=1000)
 CHAT: Final = replace(
@@ -191,3 +192,49 @@ def test_batch_of_another_call_is_not_it() -> None:
     """One whose id an answer on record has."""
     found, _ = asked(replace(BATCH, others=frozenset({"batch_1"})), listed(batch("batch_1")), listed(batch("batch_1")))
     assert found.result == "absent_conclusive"
+
+
+MESSAGES_ASKED: Final = {"requests": [{"custom_id": "b", "params": {}}, {"custom_id": "a", "params": {}}]}
+MESSAGES: Final = replace(BATCH, target="/v1/messages/batches", request=MESSAGES_ASKED)
+
+
+def messages_batch(name: str, status: str = "ended", succeeded: int = 2) -> dict[str, Any]:
+    counts = {"processing": 0, "succeeded": succeeded, "errored": 0, "canceled": 0, "expired": 0}
+    return {
+        "id": name,
+        "created_at": "1970-01-01T00:20:00+00:00",
+        "processing_status": status,
+        "request_counts": counts,
+    }
+
+
+def results(*custom_ids: str) -> Reply:
+    return Reply(200, (), b"\n".join(json.dumps({"custom_id": one}).encode() for one in custom_ids))
+
+
+def test_messages_batch_is_known_by_its_custom_ids() -> None:
+    """As many requests make a candidate; their ids make it the one."""
+    first, second = messages_batch("msgbatch_1"), messages_batch("msgbatch_2")
+    listing = listed(first, second, messages_batch("msgbatch_3", succeeded=5))
+    found, steps = asked(MESSAGES, listing, results("x", "y"), results("a", "b"), reply(second))
+    assert (found.result, found.settles, found.evidence["id"]) == ("matches", True, "msgbatch_2")
+    assert [step.target for step in steps[1:]] == [
+        "/v1/messages/batches/msgbatch_1/results",
+        "/v1/messages/batches/msgbatch_2/results",
+        "/v1/messages/batches/msgbatch_2",
+    ]
+
+
+def test_messages_batch_that_has_not_ended_may_be_it() -> None:
+    """Its requests cannot be read yet, so nothing is proven."""
+    found, _ = asked(MESSAGES, listed(messages_batch("msgbatch_1", "in_progress")))
+    assert (found.result, found.settles) == ("absent_inconclusive", False)
+
+
+def test_messages_batch_in_neither_list_was_not_accepted() -> None:
+    """As for OpenAI's; the next page is asked for by Anthropic's own cursor."""
+    other = messages_batch("msgbatch_9", succeeded=5)
+    page, end = listed(other, more=True), listed()
+    found, steps = asked(MESSAGES, page, end, page, end)
+    assert (found.result, found.settles) == ("absent_conclusive", True)
+    assert steps[1] == Get("/v1/messages/batches?limit=100&after_id=msgbatch_9")
