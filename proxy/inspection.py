@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 from aiohttp import http_parser
 
+from ledger.calls import CallState
 from ledger.codec import chained, decode
 from ledger.epochs import FileIdentity, StateDir, file_identity
 from ledger.errors import LedgerError
@@ -20,6 +21,7 @@ from ledger.ids import NO_CHAIN, CallId, Digest, Key
 from ledger.queries import RESTORE
 from ledger.reader import open_reader
 from ledger.receipts import read_segment, segments
+from proxy.audit.tokens import tokens_of
 from proxy.owner import NotFoundError, alive_calls, alive_in
 from proxy.settings import Settings
 from proxy.tools import tool_rows
@@ -69,7 +71,14 @@ async def show(state_dir: StateDir, call: CallId) -> dict[str, Any]:
             raise NotFoundError(f"There is no call {call} in {state_dir.root}. `sendonce calls` lists them.")
         detail = call_detail(state, alive_in(owner, call), await reader.events(call))
         tools = await tool_rows(reader, state)
-    return {**detail, "tool_calls": tools, "state_dir": str(state_dir.root)}
+    return {**detail, "tokens": _tokens(state), "tool_calls": tools, "state_dir": str(state_dir.root)}
+
+
+def _tokens(state: CallState) -> dict[str, int] | None:
+    """The stated usage by class, whatever the provider calls it."""
+    reading = state.attempt.interpreted if state.attempt else None
+    found = tokens_of(state.requested.dialect, reading.usage) if reading and state.requested else None
+    return asdict(found) if found else None
 
 
 async def status(state_dir: StateDir) -> dict[str, Any]:

@@ -30,7 +30,7 @@ ASSUMPTIONS: Final = (
     ),
     "Where a request names no service tier, the standard price is taken. An account whose default is a faster tier pays more.",
     (
-        "Not in any number: tools that the provider runs, except the web searches that Anthropic counts; Anthropic's fast mode; what is kept for rent (files, "
+        "Not in any number: tools that the provider runs, except the web searches that Anthropic counts; what is kept for rent (files, "
         "caches); audio and images that Gemini counts among its input, which are priced as text."
     ),
     (

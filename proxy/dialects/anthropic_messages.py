@@ -133,8 +133,11 @@ def _stream_findings(data: bytes) -> Findings:
 
 
 def _tier(message: dict[str, Any]) -> str | None:
+    """Fast mode has its own price, and `speed` beside the tier says so (anthropic 2.14 types/beta/beta_usage.py)."""
     usage = message.get("usage")
-    return base.text(usage.get("service_tier")) if isinstance(usage, dict) else None
+    if not isinstance(usage, dict):
+        return None
+    return "fast" if usage.get("speed") == "fast" else base.text(usage.get("service_tier"))
 
 
 def _tool_calls(content: object) -> tuple[ToolCall, ...]:
