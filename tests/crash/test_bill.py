@@ -5,9 +5,6 @@ The provider's usage lines are the truth: what it served and billed, also where 
 
 import json
 import re
-import time
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -20,7 +17,7 @@ import pytest
 from synthetic_provider.prices import total
 from synthetic_provider.usage import UsageRecord
 from tests.harness.crashes import CUT, held
-from tests.harness.looked_up import configured, operator
+from tests.harness.looked_up import AT_ONCE, configured, operator, usage_pages
 from tests.harness.processes import Rig
 from tests.harness.provider_records import usage_lines
 
@@ -50,9 +47,6 @@ HOLD: Final = "hold=0.4"  # long enough that a kill comes in between
 KILLS: Final = (*((0, True),) * 4, *((1, True),) * 4, *((2, False),) * 2, (3, True), (3, False))
 Pages = list[dict[str, Any]]
 CENT: Final = Decimal("0.01")
-SETTLED: Final = ("--settled", "this provider counts at once")
-# Its clock is ours, and what it still worked on when we died it finished within a second.
-WINDOW: Final = ("--longest-s", "2", "--skew-s", "1")
 
 
 def asked(cell: int, text: str, error: str = "") -> bytes:
@@ -82,21 +76,10 @@ class Bill:
     directory: Path
     unknown: dict[str, bool] = field(default_factory=dict)  # call -> was it served
 
-    def export(self) -> Pages:
-        """Its usage pages of these hours, as an operator with an admin key fetches them."""
-        now = int(time.time())
-        hour = now - now % 3600
-        asked_for = {"start_time": hour - 7200, "end_time": hour + 7200, "bucket_width": "1h", "limit": 24}
-        groups = "&group_by[]=model&group_by[]=service_tier"
-        url = f"{self.rig.provider_url}/v1/organization/usage/completions?{urllib.parse.urlencode(asked_for)}{groups}"
-        request = urllib.request.Request(url, headers={"Authorization": "Bearer sk-admin-test"})
-        with urllib.request.urlopen(request) as answer:
-            return [json.loads(answer.read())]
-
     def usage(self, pages: Pages, *more: str) -> "tuple[int, dict[str, Any], str]":
         path = self.directory / "usage.json"
         path.write_text(json.dumps(pages))
-        done = operator(self.rig, "usage", str(path), "--upstream", "openai", *WINDOW, *SETTLED, *more, "--json")
+        done = operator(self.rig, "usage", str(path), "--upstream", "openai", *AT_ONCE, *more, "--json")
         return done.returncode, json.loads(done.stdout or "{}"), done.stderr
 
     def audit(self) -> dict[str, Any]:
@@ -106,12 +89,11 @@ class Bill:
         return document
 
 
-@pytest.fixture(scope="module")
-def bill(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bill]:
-    directory = tmp_path_factory.mktemp("bill")
+@pytest.fixture
+def bill(tmp_path: Path) -> Iterator[Bill]:
     names = {f"synthetic/as={model},*": model for model, _ in CELLS}
-    with configured(directory, price_as=names) as rig:
-        made = Bill(rig, directory)
+    with configured(tmp_path, price_as=names) as rig:
+        made = Bill(rig, tmp_path)
         rig.start()
         for number, (cell, is_served) in enumerate(KILLS):
             before = len(rig.calls())
@@ -146,7 +128,7 @@ def digests_of(bill: Bill, *, unknown: bool) -> set[str]:
     return {row["body_blake3"] for row in bill.rig.calls() if (row["call_id"] in bill.unknown) == unknown}
 
 
-def test_known_spend_is_the_providers_to_the_cent_and_the_rest_is_bounded(bill: Bill) -> None:
+def check_known_spend_and_its_range(bill: Bill) -> None:
     """The range holds the truth, is printed, and is at most three times the truth: every request sent an output limit."""
     totals = bill.audit()["totals"]
     assert totals["calls"] == 204
@@ -207,9 +189,9 @@ def damaged_buckets(pages: Pages) -> Iterator[tuple[str, Pages]]:
     yield "half of it", again
 
 
-def test_damaged_export_settles_nothing_and_says_so(bill: Bill) -> None:
+def check_damaged_export_settles_nothing(bill: Bill) -> None:
     """Shuffled, dropped, doubled, half: an alarm or an error that names the place, and no verdict."""
-    pages = bill.export()
+    pages = usage_pages(bill.rig)
     seen = 0
     for what, damaged in (*damaged_rows(pages), *damaged_buckets(pages)):
         code, document, said = bill.usage(damaged, "--decide", "--reason", "must not be")
@@ -220,30 +202,40 @@ def test_damaged_export_settles_nothing_and_says_so(bill: Bill) -> None:
     assert {row["decision"] for row in bill.rig.calls()} == {None}
 
 
-def test_whole_export_settles_what_its_equations_prove(bill: Bill) -> None:
+def check_whole_export_settles_what_it_proves(bill: Bill) -> None:
     """At least ten of the twelve, each as the provider's account has it; again, it finds nothing more to decide."""
-    code, document, said = bill.usage(bill.export(), "--decide", "--reason", "usage of today")
+    code, document, said = bill.usage(usage_pages(bill.rig), "--decide", "--reason", "usage of today")
     assert code == 0, (said, document)
     decided = {row["call_id"]: row["decision"] for row in bill.rig.calls() if row["decision"]}
     assert len(decided) >= 10
     assert decided == {call: "served" if bill.unknown[call] else "not_served" for call in decided}
     assert bill.rig.command("verify").returncode == 0
-    _, again, _ = bill.usage(bill.export(), "--decide", "--reason", "usage of today")
+    _, again, _ = bill.usage(usage_pages(bill.rig), "--decide", "--reason", "usage of today")
     assert not again.get("alarms")
     assert {row["call_id"]: row["decision"] for row in bill.rig.calls() if row["decision"]} == decided
 
 
-def test_audit_compares_line_by_line_and_draws_one_page(bill: Bill) -> None:
+def check_audit_beside_the_export_and_its_page(bill: Bill) -> None:
     """What own answers account for matches to the cent, what unknowns can have used is said to be so; the page loads nothing."""
-    (bill.directory / "usage.json").write_text(json.dumps(bill.export()))
+    (bill.directory / "usage.json").write_text(json.dumps(usage_pages(bill.rig)))
     page = bill.directory / "audit.html"
     about = ("audit", "--by", "model", "--export", str(bill.directory / "usage.json"), "--upstream", "openai")
     done = operator(bill.rig, *about, "--html", str(page), "--force", "--json")
     assert done.returncode == 0, done.stderr
-    states = {line["cell"]: line["state"] for line in json.loads(done.stdout)["comparison"] if line["export"]["requests"]}
+    states = {
+        line["cell"]: line["state"] for line in json.loads(done.stdout)["comparison"] if line["export"]["requests"]
+    }
     assert states["o4-mini flex"] == "matched"
     assert set(states.values()) <= {"matched", "unknown"}
     text = page.read_text()
     assert "Beside the provider" in text
     assert "<script" not in text.lower()
     assert re.findall(r"""(?:src|href)=["'](?!#)|url\((?!#)|@import""", text) == []
+
+
+def test_bill_of_two_hundred_calls_and_twelve_crashes_adds_up(bill: Bill) -> None:
+    """One history, four questions: what it cost, what a damaged export proves, a whole one, and how the two compare."""
+    check_known_spend_and_its_range(bill)
+    check_damaged_export_settles_nothing(bill)
+    check_whole_export_settles_what_it_proves(bill)
+    check_audit_beside_the_export_and_its_page(bill)

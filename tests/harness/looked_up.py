@@ -2,6 +2,9 @@
 
 import json
 import subprocess
+import time
+import urllib.parse
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,8 +12,11 @@ from typing import Any, Final
 
 from tests.harness.commands import sendonce
 from tests.harness.processes import Rig, provider_in
+from tests.harness.provider_records import OPENAI_ADMIN
 
 KEY: Final = "sk-test-caller"  # what the rig's clients send
+# The provider counts at once, its clock is ours, and what it worked on when we died it finished within a second.
+AT_ONCE: Final = ("--settled", "this provider counts at once", "--longest-s", "2", "--skew-s", "1")
 GENERATING: Final = ("/chat/completions", "/responses", "/messages", "/batches", "/embeddings")
 
 
@@ -50,3 +56,14 @@ def lookup(rig: Rig, *arguments: str, key: str = KEY) -> list[dict[str, Any]]:
 def generating(rig: Rig) -> list[dict[str, Any]]:
     """The provider's receipts for requests that make it do something."""
     return [line for line in rig.provider_receipts() if line["path"].partition("?")[0].endswith(GENERATING)]
+
+
+def usage_pages(rig: Rig) -> list[dict[str, Any]]:
+    """The provider's usage of these hours, split by model and tier, as an operator with an admin key fetches it."""
+    hour = int(time.time()) // 3600 * 3600
+    asked = {"start_time": hour - 7200, "end_time": hour + 7200, "bucket_width": "1h", "limit": 24}
+    groups = "&group_by[]=model&group_by[]=service_tier"
+    url = f"{rig.provider_url}/v1/organization/usage/completions?{urllib.parse.urlencode(asked)}{groups}"
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {OPENAI_ADMIN}"})
+    with urllib.request.urlopen(request) as answer:
+        return [json.loads(answer.read())]
