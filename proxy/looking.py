@@ -18,15 +18,15 @@ from yarl import URL
 
 from ledger.calls import CallState
 from ledger.epochs import StateDir
-from ledger.errors import UnreadableRecordError
 from ledger.events import AttemptObserved, Decision
-from ledger.ids import CallId, Digest
+from ledger.ids import CallId
 from ledger.reader import Reader
 from proxy.codings import UndecodableError, decoded
 from proxy.credentials import credential, variable_of, with_recorded
 from proxy.dialects.base import envelope_error, parsed, parsed_object
 from proxy.headers import RawHeaders
 from proxy.interpreter import dialect_of
+from proxy.kept import kept
 from proxy.keys import caller_fingerprint
 from proxy.manifest import as_headers
 from proxy.preserve import PARSED_LIMIT_BYTES
@@ -89,7 +89,7 @@ async def known_of(settings: Settings, state_dir: StateDir, reader: Reader, call
     return Known(
         call=call_id,
         target=parts.path + (f"?{parts.query}" if parts.query else ""),
-        request=parsed_object(await _kept(reader, call.manifest.body.digest, call.manifest.body.size)),
+        request=parsed_object(await kept(reader, call.manifest.body) or b""),
         stream=call.manifest.stream,
         ids=ids,
         partial=partial,
@@ -113,9 +113,9 @@ async def _came(settings: Settings, reader: Reader, call: CallState) -> tuple[di
     assert call.attempt is not None
     acknowledged, observed = call.attempt.acknowledged, call.attempt.observed
     ids = dict(acknowledged.provider_ids) if acknowledged else {}
-    if observed is None or observed.body is None or not observed.body.kept:
+    data = await kept(reader, observed.body) if observed else None
+    if observed is None or data is None:
         return ids, b""
-    data = await _kept(reader, observed.body.digest, observed.body.size)
     dialect, traits = dialect_of(settings, call)
     reading = dialect.interpret(observed.status or 0, as_headers(observed.headers), data, traits)
     return {**ids, **reading.provider_ids}, _decoded(observed, data)
@@ -125,16 +125,6 @@ def _decoded(observed: AttemptObserved, data: bytes) -> bytes:
     try:
         return decoded(as_headers(observed.headers), data)
     except UndecodableError:
-        return b""
-
-
-async def _kept(reader: Reader, digest: Digest, size: int) -> bytes:
-    """Nothing where it is not kept, or larger than anybody reads."""
-    if size > PARSED_LIMIT_BYTES:
-        return b""
-    try:
-        return b"".join([piece async for piece in reader.body(digest)])
-    except UnreadableRecordError:  # `doctor` names the damage; the look-up goes by what else is known
         return b""
 
 

@@ -7,15 +7,14 @@ never went to the client cannot have run from this answer.
 from typing import Any, Final, Literal
 
 from ledger.calls import CallState
-from ledger.errors import UnreadableRecordError
-from ledger.events import Body, ToolCall
+from ledger.events import ToolCall
 from ledger.ids import CallId
 from ledger.reader import Reader
 from proxy import clients
 from proxy.dialects import registry
 from proxy.dialects.base import Dialect, is_event_stream
+from proxy.kept import kept
 from proxy.manifest import as_headers
-from proxy.preserve import PARSED_LIMIT_BYTES
 
 RESULTS_LOOKED_AT: Final = 64  # later requests of the same caller: an agent brings a result with its next one, or soon
 Relayed = Literal["yes", "no", "unknown"]
@@ -48,8 +47,8 @@ async def _tool_calls(reader: Reader, call: CallState) -> tuple[ToolCall, ...]:
     if attempt.interpreted is not None:
         return attempt.interpreted.tool_calls
     observed = attempt.observed
-    data = await _kept(reader, observed.body)
-    if not data:
+    data = await kept(reader, observed.body)
+    if data is None:
         return ()
     return _dialect(call).interpret(observed.status or 0, as_headers(observed.headers), data).tool_calls
 
@@ -69,20 +68,10 @@ async def _results(reader: Reader, call: CallState, ids: set[str]) -> dict[str, 
     """Tool call -> the first later request that brings its result."""
     seen: dict[str, CallId] = {}
     for later in await reader.later_in_scope(call.scope, call.call, RESULTS_LOOKED_AT):
-        body = await _kept(reader, later.manifest.body if later.manifest else None)
+        body = await kept(reader, later.manifest.body if later.manifest else None) or b""
         for name in _dialect(call).tool_results(body) & ids:
             seen.setdefault(name, later.call)
     return seen
-
-
-async def _kept(reader: Reader, body: Body | None) -> bytes:
-    """Nothing where it is not kept, is damaged (`doctor` names that), or is larger than anybody reads."""
-    if body is None or not body.kept or body.size > PARSED_LIMIT_BYTES:
-        return b""
-    try:
-        return b"".join([piece async for piece in reader.body(body.digest)])
-    except UnreadableRecordError:
-        return b""
 
 
 def _dialect(call: CallState) -> Dialect:

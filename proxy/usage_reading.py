@@ -8,16 +8,13 @@ from pathlib import Path
 from typing import Final
 
 from ledger.epochs import StateDir
-from ledger.errors import UnreadableRecordError
 from ledger.events import CallManifest
 from ledger.ids import CallId
 from ledger.reader import Reader, open_reader
-from proxy.audit.asking import Asking, asking
+from proxy.audit.asking import Asking
 from proxy.audit.attempts import OwnAttempt, own_attempts
-from proxy.codings import UndecodableError, decoded
-from proxy.manifest import as_headers
+from proxy.kept import asking_of
 from proxy.owner import alive_calls
-from proxy.preserve import PARSED_LIMIT_BYTES
 from proxy.reconcile.usage_cells import Placement, Scope, place
 from proxy.reconcile.usage_comparison import Line, compare, compare_costs
 from proxy.reconcile.usage_exports import FILE_LIMIT_BYTES, SOURCE_FAMILIES, Export, UnusableExportError
@@ -148,21 +145,10 @@ async def _asked(
     for number, (attempt, call) in enumerate(sorted(wanted.items()), 1):
         manifest = manifests.get(call)
         if manifest is not None and manifest.body.digest not in by_digest:
-            by_digest[manifest.body.digest] = await _asking(reader, manifest)
+            by_digest[manifest.body.digest] = await asking_of(reader, manifest.body, manifest.headers)
         asked[attempt] = by_digest[manifest.body.digest] if manifest is not None else None
         progress("requests", number, len(wanted))
     return asked
-
-
-async def _asking(reader: Reader, manifest: CallManifest) -> Asking | None:
-    if not manifest.body.kept or manifest.body.size > PARSED_LIMIT_BYTES:
-        return None
-    try:
-        async with aclosing(reader.body(manifest.body.digest)) as pieces:
-            body = b"".join([piece async for piece in pieces])
-        return asking(decoded(as_headers(manifest.headers), body))
-    except (UnreadableRecordError, UndecodableError):  # erased, or damaged, which `doctor` names
-        return None
 
 
 def _upper(asked: Mapping[str, Asking | None]) -> Callable[[OwnAttempt], int | None]:

@@ -8,23 +8,20 @@ from typing import Any, Final
 
 from ledger.calls import AttemptState, CallState
 from ledger.epochs import StateDir
-from ledger.errors import UnreadableRecordError
 from ledger.events import Body, Pairs
 from ledger.ids import CallId, Digest
 from ledger.reader import Reader, open_reader
 from proxy.activity import lines_of, log_state
-from proxy.audit.asking import Asking, asking
 from proxy.audit.attempts import OwnAttempt, own_attempts
 from proxy.audit.bounds import Evidence, OutputLimit, limits_of
 from proxy.audit.prices import BY_FAMILY, Prices, Source
 from proxy.audit.report import Ask, LogLine, OwnCall, Reach, Report, report
 from proxy.audit.spend import BOUNDED, Item, category_of, item_of
 from proxy.audit.tokens import Tokens, tokens_of
-from proxy.codings import UndecodableError, decoded
 from proxy.interpreter import dialect_of
+from proxy.kept import asking_of, kept
 from proxy.manifest import as_headers
 from proxy.owner import alive_calls
-from proxy.preserve import PARSED_LIMIT_BYTES
 from proxy.settings import Settings
 
 PAGE_CALLS: Final = 500  # of some ten events each: a few MiB
@@ -150,7 +147,7 @@ async def _items(
             yield item_of(own, prices, limits, alive=alive)
             continue
         evidence = Evidence(
-            await _asking(reader, unclear),
+            await asking_of(reader, unclear.request, unclear.request_headers),
             gathered.twins.get((own.upstream, own.request_digest, own.asked_model)) if own.request_digest else None,
             own.tokens or await _stated(reader, settings, unclear),
         )
@@ -159,38 +156,18 @@ async def _items(
         progress("requests whose cost is not stated", read, len(gathered.unclear))
 
 
-async def _asking(reader: Reader, unclear: _Unclear) -> Asking | None:
-    """None where the body is erased, was not kept, or is too large to be read."""
-    body = await _read(reader, unclear.request)
-    if body is None:
-        return None
-    try:
-        return asking(decoded(as_headers(unclear.request_headers), body))
-    except UndecodableError:
-        return None
-
-
 async def _stated(reader: Reader, settings: Settings, unclear: _Unclear) -> Tokens | None:
     """What an answer that broke off said of its input: Anthropic and Gemini do, at its beginning."""
     partial = unclear.partial
     if partial is None or partial.attempt.observed is None:
         return None
-    body = await _read(reader, partial.body, STATED_CHUNKS)
+    body = await kept(reader, partial.body, STATED_CHUNKS)
     if body is None:
         return None
     observed = partial.attempt.observed
     dialect, traits = dialect_of(settings, partial.state)
     reading = dialect.interpret(observed.status or 0, as_headers(observed.headers), body, traits)
     return tokens_of(dialect.name, reading.usage)
-
-
-async def _read(reader: Reader, body: Body | None, part: slice = slice(None)) -> bytes | None:
-    if body is None or not body.kept or (body.size > PARSED_LIMIT_BYTES and part == slice(None)):
-        return None
-    try:
-        return b"".join([piece async for piece in reader.body(body.digest, part)])
-    except UnreadableRecordError:  # erased, or damaged, which `doctor` names: either way nobody can read it
-        return None
 
 
 def _read_log(state_dir: StateDir, log: list[LogLine]) -> Reach:
