@@ -66,6 +66,10 @@ async def known_of(settings: Settings, state_dir: StateDir, reader: Reader, call
     if call is None:
         raise DecisionRefusedError(f"There is no call {call_id}. `sendonce calls` lists them.")
     upstream = settings.upstreams.get(call.upstream)
+    if call.manifest is None and call.unresolved:
+        raise DecisionRefusedError(
+            f"{call_id} is known from its receipt only, and nothing of its request is: there is nothing to look it up by."
+        )
     if call.manifest is None or call.attempt is None or not call.unresolved:
         raise DecisionRefusedError(
             f"{call_id} is {call.stage} and its effect is {call.effect}; its next operation is {call.next_operation}, which needs no look-up."

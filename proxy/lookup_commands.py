@@ -25,6 +25,7 @@ from proxy.console import (
 )
 from proxy.looking import MECHANISMS, How
 from proxy.reconcile.lookups import SETTLE_S, LookedUp
+from proxy.reconcile.operator import DecisionRefusedError
 from proxy.settings import Settings, load
 
 app = typer.Typer()
@@ -78,7 +79,12 @@ async def _look_up(
 ) -> list[dict[str, Any]]:
     state_dir = wiring.state_dir_of(settings)
     await owner.settle(settings, {})  # where nobody serves: a start, which salvages what a dead process had received
-    found = [CallId(call) for call in named] or await _unresolved(state_dir.ledger)
+    alive = frozenset(((await owner.alive_calls(state_dir)) or {}).get("alive", ()))
+    if flying := sorted(alive.intersection(named)):
+        raise DecisionRefusedError(f"{flying[0]} is in flight. Wait for its answer; there is nothing to look up yet.")
+    found = [CallId(call) for call in named] or [
+        call for call in await _unresolved(state_dir.ledger) if call not in alive
+    ]
     rows = []
     for number, call in enumerate(found, 1):
         with errors.status(f"looking up {number} of {len(found)}"):

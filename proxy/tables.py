@@ -174,8 +174,14 @@ def detail(console: Console, document: dict[str, Any]) -> None:
         _say(console, f"erased {erasure['which']}", words)
     for event in document["events"]:
         _say(console, str(event["seq"]), f"{event['at']}  {event['kind']}")
+    _say_what_settles(console, document, options)
+
+
+def _say_what_settles(console: Console, document: dict[str, Any], options: str) -> None:
     if document["next_operation"] == "reconcile_effect" or (document["stage"] == "closed" and not document["erased"]):
         succeeds = f" --succeeds {document['decisions'][-1]['seq']}" if document["decisions"] else ""
+        if document["next_operation"] == "reconcile_effect":
+            _say(console, "next", f"sendonce lookup {document['call_id']}{options}  # asks the provider, or")
         command = f"sendonce reconcile {document['call_id']}{options}{succeeds}"
         _say(console, "next", f'{command} --reason "…" --park  # or --served, --not-served, --accept-duplicate')
 
