@@ -128,6 +128,7 @@ class CallManifest:
     max_output_tokens: int | None
     injected: Pairs = ()
     context: Mapping[str, str] = field(default_factory=dict)
+    unrecorded: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

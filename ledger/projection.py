@@ -179,7 +179,8 @@ def _attempts(state: CallState, recorded: Recorded) -> tuple[AttemptState, ...]:
         case AttemptAcknowledged():
             newest = replace(newest, acknowledged=event)
         case AttemptObserved(source="live" | "salvage" | "recovered"):
-            newest = replace(newest, observed=event, observed_at_ms=recorded.at_ms)
+            at_ms = newest.observed_at_ms if event.source == "recovered" else recorded.at_ms
+            newest = replace(newest, observed=event, observed_at_ms=at_ms)
         case AttemptInterpreted():
             newest = replace(newest, interpreted=event)
         case _:

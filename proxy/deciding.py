@@ -24,7 +24,7 @@ from proxy.console import (
     run,
 )
 from proxy.reconcile.operator import Ruling
-from proxy.selecting import answered, read_answer, selected
+from proxy.selecting import Selected, answered, read_answer, selected
 from proxy.settings import command_options, load
 
 app = typer.Typer()
@@ -85,8 +85,13 @@ def reconcile(
     if response is not None and calls:
         data = read_answer(response)
         ruling = run(answered(settings, CallId(calls[0]), ruling, data, str(response)))
-    found = [CallId(call) for call in calls or ()] or run(selected(settings, where or []))
-    decided = run(owner.settle(settings, dict.fromkeys(found, ruling)))
+    found = Selected([CallId(call) for call in calls or ()], []) if calls else run(selected(settings, where or []))
+    decided = run(owner.settle(settings, dict.fromkeys(found.calls, ruling)))
+    if found.left_out:
+        errors.print(
+            f"sendonce: {len(found.left_out)} more are parked or damaged and want decisions of their own, the first {found.left_out[0]}.",
+            markup=False,
+        )
     if as_json:
         print_json({"decision": ruling.decision, "calls": decided})
     for sentence in () if as_json else decided.values():

@@ -40,6 +40,12 @@ REQUEST_STORED: Final = AllowList(
     }),
     (b"x-stainless-",),
 )  # fmt: skip
+# Of a request: where it came from and how it is traced; the same request without them.
+MEANS_NOTHING: Final = frozenset({
+    b"accept-language", b"dnt", b"origin", b"pragma", b"priority", b"referer", b"sec-fetch-dest", b"sec-fetch-mode", b"sec-fetch-site",
+    b"traceparent", b"tracestate", b"baggage", b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto",
+    b"x-real-ip",
+})  # fmt: skip
 RESPONSE_STORED: Final = AllowList(
     frozenset({
         b"content-type", b"content-encoding", b"content-length", b"cache-control", b"date", b"server", b"etag",

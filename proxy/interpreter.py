@@ -66,13 +66,17 @@ class Interpreter:
         """A newer reading of a completed call's kept answer beside the older ones; whether one was added."""
         attempt = state.attempt
         dialect, _ = dialect_of(self._settings, state)
+        if state.upstream not in self._settings.upstreams:
+            return False  # its family and what its answers prove stand in the settings
         if state.evidence is not Evidence.COMPLETED or attempt is None or attempt.interpreted is None:
             return False
         if attempt.interpreted.interpreter >= dialect.version or not _is_kept(attempt.observed):
             return False
-        reading = Entry(state.call, attempt.number, _event(await self._read(state, None)))
+        reading = _event(await self._read(state, None))
+        if reading.effect.rank < attempt.interpreted.effect.rank:
+            return False  # it would open the way to sending again what an earlier version, or other settings, held for possible
         with suppress(IllegalTransitionError, UnrecordableEventError):  # erased meanwhile; the older reading stands
-            await self._writer.append(Append((reading,)))
+            await self._writer.append(Append((Entry(state.call, attempt.number, reading),)))
             passed("after-reinterpreted")
             return True
         return False

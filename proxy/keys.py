@@ -125,6 +125,7 @@ _HEADERS: tuple[tuple[bytes, _Read], ...] = (
     (b"ocp-apim-subscription-key", _api_key),
     (b"authorization", _authorization),
 )
+_CREDENTIALS = frozenset({b"cookie", *(name for name, _ in _HEADERS)})
 # Every parameter that recording removes counts here, or two callers would look the same; `key` is Gemini's.
 _PARAMETERS: dict[str, _Read] = {
     **dict.fromkeys(CREDENTIAL_PARAMETERS, _api_key),
@@ -134,6 +135,11 @@ _PARAMETERS: dict[str, _Read] = {
 _SIGNATURES = frozenset(
     {"x-amz-signature", "x-goog-signature"}
 )  # another on every request; the credential is beside it
+
+
+def is_credential(name: bytes) -> bool:
+    """A header that says who asks, by its lower-case name, and nothing about what is asked."""
+    return name in _CREDENTIALS
 
 
 def caller_fingerprint(secret: bytes, headers: RawHeaders, query: str, identity: Identity = CREDENTIAL) -> Caller:

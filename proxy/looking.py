@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ssl import create_default_context
 from typing import Final
 from urllib.parse import urlsplit
@@ -17,14 +17,15 @@ import aiohttp
 from yarl import URL
 
 from ledger.calls import CallState
-from ledger.epochs import StateDir
-from ledger.events import AttemptObserved, Decision
-from ledger.ids import CallId
+from ledger.events import AttemptObserved, CallManifest, Decision
 from ledger.reader import Reader
+from ledger.stages import Effect
+from proxy import clock
 from proxy.codings import UndecodableError, decoded
 from proxy.credentials import credential, variable_of, with_recorded
 from proxy.dialects.base import envelope_error, parsed, parsed_object
 from proxy.headers import RawHeaders
+from proxy.injection import RECORDED_PREFIX
 from proxy.interpreter import dialect_of
 from proxy.kept import kept
 from proxy.keys import caller_fingerprint
@@ -32,14 +33,28 @@ from proxy.manifest import as_headers
 from proxy.preserve import PARSED_LIMIT_BYTES
 from proxy.reconcile.answers import FETCHED, recovered
 from proxy.reconcile.batch_lookups import BY_LIST
-from proxy.reconcile.lookups import BY_ID, NOTHING, Asking, Cancel, Get, Known, LookedUp, Mechanism, Pause, Reply, look
+from proxy.reconcile.lookups import (
+    BY_ID,
+    NOTHING,
+    TAG,
+    Asking,
+    Cancel,
+    Get,
+    Known,
+    LookedUp,
+    Mechanism,
+    Pause,
+    Reply,
+    look,
+)
 from proxy.reconcile.operator import DecisionRefusedError, Ruling
 from proxy.settings import Settings
 from proxy.upstream_settings import UpstreamSettings
 
 MECHANISMS: Final = (*BY_ID, *BY_LIST)
+INJECTED_TAG: Final = f"{RECORDED_PREFIX}metadata.{TAG}"
 REPLY_LIMIT_S: Final = 60  # of one GET; the rest of a stream that still runs comes with `--wait`
-EQUALS_LOOKED_AT: Final = 10_000  # unresolved calls; beyond it nobody decides by look-ups
+LOOKED_AT: Final = 10_000  # of the newest calls, for what others created; batches are few
 # Whose the request was, and which interface it spoke: a look-up in another project finds nothing.
 _RECORDED: Final = frozenset(
     {b"openai-organization", b"openai-project", b"openai-beta", b"anthropic-version", b"anthropic-beta"}
@@ -60,56 +75,62 @@ class How:
     wait_s: float
 
 
-async def known_of(settings: Settings, state_dir: StateDir, reader: Reader, call_id: CallId, how: How) -> Known:
+async def known_of(settings: Settings, reader: Reader, call: CallState, how: How) -> Known:
     """What is on record of the call's newest attempt. Raises DecisionRefusedError where there is nothing to look up."""
-    call = await reader.call(call_id)
-    if call is None:
-        raise DecisionRefusedError(f"There is no call {call_id}. `sendonce calls` lists them.")
-    upstream = settings.upstreams.get(call.upstream)
-    if call.manifest is None and call.unresolved:
-        raise DecisionRefusedError(
-            f"{call_id} is known from its receipt only, and nothing of its request is: there is nothing to look it up by."
-        )
-    if call.manifest is None or call.attempt is None or not call.unresolved:
-        raise DecisionRefusedError(
-            f"{call_id} is {call.stage} and its effect is {call.effect}; its next operation is {call.next_operation}, which needs no look-up."
-        )
-    if upstream is None or not call.manifest.url.startswith(upstream.base_url):
-        raise DecisionRefusedError(
-            f"{call_id} was sent to {call.manifest.url}, where {call.upstream} no longer points. Give the settings it was sent with."
-        )
+    manifest = _looked_up(settings, call)
+    assert call.attempt is not None
     equals, others = 0, set()
     async with aclosing(reader.unresolved()) as unresolved:
         async for other in unresolved:
-            same = other.manifest and other.manifest.body.digest == call.manifest.body.digest
-            equals += bool(other.call != call_id and other.upstream == call.upstream and same)
-    async for done in _newest(reader, call):
-        if done.attempt and done.attempt.interpreted:
+            same = other.manifest and other.manifest.body.digest == manifest.body.digest
+            equals += bool(other.call != call.call and other.upstream == call.upstream and same)
+    for done in await reader.newest(LOOKED_AT):
+        if done.call != call.call and _creates_alike(done, manifest) and done.attempt and done.attempt.interpreted:
             others |= set(done.attempt.interpreted.provider_ids.values())
-    headers = credential(call.upstream, upstream, os.environ)
-    caller = caller_fingerprint(state_dir.secret(), headers, "", upstream.caller.identity)
     ids, partial = await _came(settings, reader, call)
-    parts = urlsplit(call.manifest.url)
+    parts = urlsplit(manifest.url)
+    tag = dict(manifest.injected).get(INJECTED_TAG)
     return Known(
-        call=call_id,
+        call=call.call,
         target=parts.path + (f"?{parts.query}" if parts.query else ""),
-        request=parsed_object(await kept(reader, call.manifest.body) or b""),
-        stream=call.manifest.stream,
+        request=parsed_object(await kept(reader, manifest.body) or b""),
+        stream=manifest.stream,
         ids=ids,
         partial=partial,
         started_s=(call.attempt.started_at_ms or call.created_at_ms) / 1000,
         others=frozenset(others),
         equals=equals,
-        same_credential=caller.exact == call.caller_exact,
+        tag=tag if tag == call.call else None,  # recorded bytes that were sent again bear the tag of the call before
+        lists_all=call.upstream == "openai" and not settings.upstreams[call.upstream].gateway,
+        asked_s=clock.now_ms() / 1000,
         settle_s=how.settle_s,
         cancels=how.cancels,
     )
 
 
-async def _newest(reader: Reader, call: CallState) -> AsyncIterator[CallState]:
-    for state in await reader.newest(EQUALS_LOOKED_AT):
-        if state.upstream == call.upstream and state.call != call.call:
-            yield state
+def _looked_up(settings: Settings, call: CallState) -> CallManifest:
+    """What was sent, where there is something to look up. Raises DecisionRefusedError."""
+    upstream, manifest = settings.upstreams.get(call.upstream), call.manifest
+    may_be_decided_again = call.decision is not None and call.superseded_by is None
+    if manifest is None and call.unresolved:
+        raise DecisionRefusedError(
+            f"{call.call} is known from its receipt only, and nothing of its request is: there is nothing to look it up by."
+        )
+    if manifest is None or call.attempt is None or not (call.unresolved or may_be_decided_again):
+        raise DecisionRefusedError(
+            f"{call.call} is {call.stage} and its effect is {call.effect}; its next operation is {call.next_operation}, which needs "
+            "no look-up."
+        )
+    if upstream is None or not upstream.holds(manifest.url):
+        raise DecisionRefusedError(
+            f"{call.call} was sent to {manifest.url}, where {call.upstream} no longer points. Give the settings it was sent with."
+        )
+    return manifest
+
+
+def _creates_alike(done: CallState, manifest: CallManifest) -> bool:
+    """By the same request line: what its answer names, it made. The answer to a cancelling names what another one made."""
+    return done.manifest is not None and (done.manifest.method, done.manifest.url) == (manifest.method, manifest.url)
 
 
 async def _came(settings: Settings, reader: Reader, call: CallState) -> tuple[dict[str, str], bytes]:
@@ -136,13 +157,16 @@ def mechanism_for(known: Known) -> Mechanism | None:
     return next((each for each in MECHANISMS if each.applies(known)), None)
 
 
-async def ask(settings: Settings, call: CallState, known: Known, mechanism: Mechanism, how: How) -> LookedUp:
-    """Asks, and while the provider is still at it asks again, for `how.wait_s`. Raises LookupFailedError."""
+async def ask(
+    settings: Settings, secret: bytes, call: CallState, known: Known, mechanism: Mechanism, how: How
+) -> LookedUp:
+    """Asks, and while the provider is still at it asks again, for `how.wait_s`. Raises LookupFailedError, and SettingsError without a key."""
     upstream = settings.upstreams[call.upstream]
     assert call.manifest is not None
-    headers = with_recorded(
-        credential(call.upstream, upstream, os.environ), as_headers(call.manifest.headers), _RECORDED
-    )
+    key = credential(call.upstream, upstream, os.environ)
+    headers = with_recorded(key, as_headers(call.manifest.headers), _RECORDED)
+    caller = caller_fingerprint(secret, key, "", upstream.caller.identity)
+    known = replace(known, same_credential=caller.exact == call.caller_exact)
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + how.wait_s
     async with _session(upstream, max(how.wait_s, REPLY_LIMIT_S)) as session:
@@ -235,4 +259,10 @@ def ruling(
             found.answer.body, dialect, traits, f"What {mechanism.name} found", found.answer.headers, FETCHED
         )
     decision: Decision = "served" if found.result == "matches" else "not_served"
-    return Ruling(decision, found.says, by, succeeds, mechanism.name, found.result, found.evidence, answer)
+    if decision == "not_served" and call.effect is not Effect.UNKNOWN:
+        raise DecisionRefusedError(
+            f"{found.says} But the provider had begun to answer {call.call}, so it did accept it. Look at it yourself."
+        )
+    return Ruling(
+        decision, found.says, by, succeeds, mechanism.name, found.result, found.evidence, answer, call.last_seq
+    )

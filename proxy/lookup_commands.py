@@ -2,6 +2,7 @@
 
 from contextlib import aclosing
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -11,6 +12,7 @@ from ledger.ids import CallId
 from ledger.reader import open_reader
 from proxy import looking, owner, wiring
 from proxy.console import (
+    EXIT_DECISION,
     EXIT_USAGE,
     ByOption,
     ConfigOption,
@@ -23,10 +25,10 @@ from proxy.console import (
     print_json,
     run,
 )
-from proxy.looking import MECHANISMS, How
+from proxy.looking import MECHANISMS, How, LookupFailedError
 from proxy.reconcile.lookups import SETTLE_S, LookedUp
 from proxy.reconcile.operator import DecisionRefusedError
-from proxy.settings import Settings, load
+from proxy.settings import Settings, SettingsError, load
 
 app = typer.Typer()
 SHOWN: Final = ("name", "needs", "hit", "miss", "retention", "source")
@@ -46,7 +48,8 @@ def lookup(
         bool, typer.Option("--cancel", help="End a background response that still runs; what it did may be billed.")
     ] = False,
     settle_s: Annotated[
-        float, typer.Option("--settle-s", min=1, max=3600, help="Between two lists that must agree that it is absent.")
+        float,
+        typer.Option("--settle-s", min=SETTLE_S, max=3600, help="Between two lists that must agree that it is absent."),
     ] = SETTLE_S,
     succeeds: Annotated[int | None, typer.Option(help="The seq of the decision that this one replaces.")] = None,
     mechanisms: Annotated[bool, typer.Option("--list", help="Which ways there are, and what each can prove.")] = False,
@@ -67,54 +70,61 @@ def lookup(
     rows = run(_look_up(settings, calls or [], How(cancel, settle_s, wait_s), by, succeeds, dry_run=dry_run))
     if as_json:
         print_json(rows)
-        return
-    for row in rows:
-        out.print(f"{row['call']}: {row['says']}" + (f" {row['decided']}" if row["decided"] else ""), markup=False)
-    if not rows:
+    for row in () if as_json else rows:
+        sentence = f"{row['call']}: {row['says']}" + (f" {row['decided']}" if row["decided"] else "")
+        (errors if row["error"] else out).print(sentence, markup=False)
+    if not rows and not as_json:
         out.print("No unresolved call can be looked up.")
+    if any(row["error"] for row in rows):
+        raise typer.Exit(EXIT_DECISION)
 
 
 async def _look_up(
     settings: Settings, named: list[str], how: How, by: str, succeeds: int | None, *, dry_run: bool
 ) -> list[dict[str, Any]]:
+    """A row for each call. What keeps one from being looked up, or decided, is its own row's error."""
     state_dir = wiring.state_dir_of(settings)
     await owner.settle(settings, {})  # where nobody serves: a start, which salvages what a dead process had received
     alive = frozenset(((await owner.alive_calls(state_dir)) or {}).get("alive", ()))
-    if flying := sorted(alive.intersection(named)):
-        raise DecisionRefusedError(f"{flying[0]} is in flight. Wait for its answer; there is nothing to look up yet.")
-    found = [CallId(call) for call in named] or [
-        call for call in await _unresolved(state_dir.ledger) if call not in alive
-    ]
+    found = [CallId(call) for call in named] or await _unresolved(state_dir.ledger)
     rows = []
     for number, call in enumerate(found, 1):
         with errors.status(f"looking up {number} of {len(found)}"):
-            rows += await _one(settings, call, how, by, succeeds, dry_run=dry_run, may_lack=not named)
+            try:
+                row = await _one(settings, call, how, by, succeeds, dry_run=dry_run, is_alive=call in alive)
+            except (DecisionRefusedError, LookupFailedError, SettingsError) as error:
+                row = {**_row(call, None, LookedUp("unreadable", str(error)), None), "error": str(error)}
+        if named or row["mechanism"] or row["error"]:
+            rows.append(row)
     return rows
 
 
-async def _unresolved(ledger: Any) -> list[CallId]:
+async def _unresolved(ledger: Path) -> list[CallId]:
     async with open_reader(ledger) as reader, aclosing(reader.unresolved()) as states:
         return [state.call async for state in states if state.manifest is not None and state.decision is None]
 
 
 async def _one(
-    settings: Settings, call_id: CallId, how: How, by: str, succeeds: int | None, *, dry_run: bool, may_lack: bool
-) -> list[dict[str, Any]]:
+    settings: Settings, call_id: CallId, how: How, by: str, succeeds: int | None, *, dry_run: bool, is_alive: bool
+) -> dict[str, Any]:
     state_dir = wiring.state_dir_of(settings)
+    if is_alive:
+        raise DecisionRefusedError(f"{call_id} is in flight. Wait for its answer; there is nothing to look up yet.")
     async with open_reader(state_dir.ledger) as reader:
-        known = await looking.known_of(settings, state_dir, reader, call_id, how)
         call = await reader.call(call_id)
-    assert call is not None
+        if call is None:
+            raise DecisionRefusedError(f"There is no call {call_id}. `sendonce calls` lists them.")
+        known = await looking.known_of(settings, reader, call, how)
     mechanism = looking.mechanism_for(known)
     if mechanism is None:
         says = f"No look-up is known for {known.path}. Settle it by an export (sendonce usage) or a decision (sendonce reconcile)."
-        return [] if may_lack else [_row(call_id, None, LookedUp("absent_inconclusive", says), None)]
-    found = await looking.ask(settings, call, known, mechanism, how)
+        return _row(call_id, None, LookedUp("absent_inconclusive", says), None)
+    found = await looking.ask(settings, state_dir.secret(), call, known, mechanism, how)
     decided = None
     if found.settles and not dry_run:
         ruling = looking.ruling(settings, call, mechanism, found, by, succeeds)
         decided = (await owner.settle(settings, {call_id: ruling}))[call_id]
-    return [_row(call_id, mechanism.name, found, decided)]
+    return _row(call_id, mechanism.name, found, decided)
 
 
 def _row(call: CallId, mechanism: str | None, found: LookedUp, decided: str | None) -> dict[str, Any]:
@@ -126,6 +136,7 @@ def _row(call: CallId, mechanism: str | None, found: LookedUp, decided: str | No
         "says": found.says,
         "evidence": dict(found.evidence),
         "decided": decided,
+        "error": None,
     }
 
 

@@ -13,7 +13,7 @@ from proxy.decisions import Ask, Forward
 from proxy.dialects import registry
 from proxy.dialects.base import Dialect, RequestFacts, parsed_object
 from proxy.endpoints import EndpointClass, by_body, provider_path
-from proxy.headers import REQUEST_STORED, RawHeaders, end_to_end, find, media_type, stored
+from proxy.headers import MEANS_NOTHING, REQUEST_STORED, RawHeaders, end_to_end, find, media_type, stored
 from proxy.multipart import Part, form_of
 from proxy.request_body import RequestBody
 from proxy.target import without_credentials
@@ -229,6 +229,15 @@ def manifest(request: CallRequest, added: RawHeaders, body: Body) -> CallManifes
         max_output_tokens=request.facts.max_output_tokens,
         injected=as_pairs(added) + request.added,
         context=dict(request.context),
+        unrecorded=headers_left_out(request.headers),
+    )
+
+
+def headers_left_out(headers: RawHeaders) -> tuple[str, ...]:
+    """Names of what travels on and is not recorded, but for credentials and what says nothing about the request."""
+    names = {name.lower() for name, _ in headers if name not in REQUEST_STORED}
+    return tuple(
+        sorted(name.decode("latin-1") for name in names if name not in MEANS_NOTHING and not keys.is_credential(name))
     )
 
 

@@ -26,6 +26,9 @@ def resume(
         int | None,
         typer.Option("--head", metavar="SEQ", help="The call's newest event as you saw it; another one refuses."),
     ] = None,
+    leave_out: Annotated[
+        bool, typer.Option("--leave-out", help="Also without those headers of its client that are not on record.")
+    ] = False,
     config: ConfigOption = None,
     state_dir: StateDirOption = None,
     as_json: JsonOption = False,
@@ -33,7 +36,7 @@ def resume(
     """Send a call that provably never reached the provider, from its recorded bytes, with the key in your environment."""
     settings = load(config, {"state_dir": state_dir})
     with errors.status("waiting for the answer"):
-        document = run(_resume(settings, CallId(call), seq))
+        document = run(_resume(settings, CallId(call), seq, leaves_out=leave_out))
     if as_json:
         print_json(document)
         return
@@ -44,7 +47,7 @@ def resume(
     )
 
 
-async def _resume(settings: Settings, call_id: CallId, seq: int | None) -> dict[str, Any]:
+async def _resume(settings: Settings, call_id: CallId, seq: int | None, *, leaves_out: bool) -> dict[str, Any]:
     async with open_reader(wiring.state_dir_of(settings).ledger) as reader:
         call = await reader.call(call_id)
     if call is None or call.upstream not in settings.upstreams:
@@ -55,6 +58,7 @@ async def _resume(settings: Settings, call_id: CallId, seq: int | None) -> dict[
     asked = {
         "call": call_id,
         "head": None if seq is None else [seq, call.head_chain if seq == call.last_seq else ""],
+        "leaves_out": leaves_out,
         "credential": [(name.decode("latin-1"), value.decode("latin-1")) for name, value in key],
     }
     return await owner.ask(settings, "resume", asked)

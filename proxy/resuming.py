@@ -36,14 +36,17 @@ async def resume(services: Services, asked: dict[str, Any]) -> dict[str, Any]:
         call = await services.reader.call(call_id)
         if call is None:
             raise DecisionRefusedError(f"There is no call {call_id}. `sendonce calls` lists them.")
+        head = (await services.reader.history(call.scope, call.key)).head
+        call = await services.reader.call(call_id)  # behind its head: whatever comes in between conflicts
+        assert call is not None
         _check_head(call, relied_on)
         _check_stage(call)
-        head = (await services.reader.history(call.scope, call.key)).head
+        _check_headers(call, leaves_out=asked["leaves_out"])
         request = await _request(services, call, credential)
         alive = services.registry.flight(call_id) is not None
         plan = by_stage(request.ask, call, Live(alive=alive), Policy(after_server_error=False))
-        if not isinstance(plan, Forward) or not services.reserve.look():
-            raise DecisionRefusedError(_not_now(call, plan))
+        if not isinstance(plan, Forward) or not services.admits:
+            raise DecisionRefusedError(_not_now(services, call, plan))
         policy = services.settings.policy(call.upstream, request.endpoint_class)
         flight = take_off(services, request, plan, head, policy)
         try:
@@ -82,13 +85,23 @@ def _check_stage(call: CallState) -> None:
         )
 
 
+def _check_headers(call: CallState, *, leaves_out: bool) -> None:
+    """Only allow-listed headers are on record (I8). What the others would have meant to the provider, or a gateway, nobody knows."""
+    lacking = call.manifest.unrecorded if call.manifest else ()
+    if lacking and not leaves_out:
+        raise DecisionRefusedError(
+            f"The client of {call.call} sent headers that are not on record: {', '.join(lacking)}. If the request means the same without "
+            "them, add --leave-out; else have its client send it again."
+        )
+
+
 async def _request(services: Services, call: CallState, credential: RawHeaders) -> CallRequest:
     """The recorded request, read as it was when it came. Raises DecisionRefusedError where anything of it is another now."""
     recorded, requested = call.manifest, call.requested
     assert recorded is not None
     assert requested is not None
     upstream = services.settings.upstreams.get(call.upstream)
-    if upstream is None or not recorded.url.startswith(upstream.base_url):
+    if upstream is None or not upstream.holds(recorded.url):
         raise DecisionRefusedError(
             f"{call.call} was meant for {recorded.url}, where {call.upstream} no longer points. Give the settings it was recorded with."
         )
@@ -148,8 +161,10 @@ def _check_drift(call: CallState, read: CallRequest) -> None:
         )
 
 
-def _not_now(call: CallState, verdict: object) -> str:
+def _not_now(services: Services, call: CallState, verdict: object) -> str:
     if isinstance(verdict, Forward):
+        if services.draining:
+            return "The proxy is ending. Resume it once the next one serves."
         return "The disk is too full to record what would be sent. Make some room first."
     return f"{call.call} cannot be continued now ({type(verdict).__name__.lower()}). Look at it again: sendonce show {call.call}"
 

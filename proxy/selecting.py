@@ -1,12 +1,13 @@
 """Which calls a command means, and the files it is given for them."""
 
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from ledger.ids import CallId
 from ledger.reader import open_reader
+from ledger.stages import Stage
 from proxy import wiring
 from proxy.interpreter import dialect_of
 from proxy.moments import moment_ms
@@ -19,25 +20,30 @@ from proxy.settings import Settings, SettingsError
 WHERE: Final = ("upstream", "since", "until")
 
 
-async def selected(settings: Settings, where: list[str]) -> list[CallId]:
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """`left_out`: calls that the conditions hold for, too, and that want a decision of their own: parked ones, damaged ones."""
+
+    calls: list[CallId]
+    left_out: list[CallId]
+
+
+async def selected(settings: Settings, where: list[str]) -> Selected:
     """The unresolved calls that all conditions hold for, none in flight. Raises SettingsError, BadMomentError, NotFoundError."""
     asked = dict(_condition(part) for part in where)
     since_ms = moment_ms(asked["since"], "--where since") if "since" in asked else 0
     until_ms = moment_ms(asked["until"], "--where until") if "until" in asked else None
     state_dir = wiring.state_dir_of(settings)
-    alive = await alive_calls(state_dir)
-    found = []
+    alive = frozenset(((await alive_calls(state_dir)) or {}).get("alive", ()))
+    found = Selected([], [])
     async with open_reader(state_dir.ledger) as reader, aclosing(reader.unresolved()) as calls:
         async for call in calls:
             in_time = since_ms <= call.created_at_ms and (until_ms is None or call.created_at_ms < until_ms)
-            if (
-                in_time
-                and asked.get("upstream") in (None, call.upstream)
-                and call.call not in (alive or {}).get("alive", ())
-            ):
-                found.append(call.call)
-    if not found:
-        raise NotFoundError(f"No unresolved call in {state_dir.root} is --where {' --where '.join(where)}.")
+            if in_time and asked.get("upstream") in (None, call.upstream) and call.call not in alive:
+                wants_its_own = call.decision is not None or call.stage is Stage.CORRUPTION
+                (found.left_out if wants_its_own else found.calls).append(call.call)
+    if not found.calls:
+        raise NotFoundError(f"No undecided call in {state_dir.root} is --where {' --where '.join(where)}.")
     return found
 
 

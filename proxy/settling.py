@@ -65,10 +65,12 @@ async def _append(services: Services, rulings: Mapping[CallId, Ruling]) -> set[C
 
 
 async def _bundle(services: Services, call_id: CallId, ruling: Ruling, staging: AsyncExitStack) -> Append | None:
-    call = await services.reader.call(call_id)
-    if call is None:
+    named = await services.reader.call(call_id)
+    if named is None:
         raise DecisionRefusedError(f"There is no call {call_id}. `sendonce calls` lists them.")
-    history = await services.reader.history(call.scope, call.key)
+    history = await services.reader.history(named.scope, named.key)
+    call = await services.reader.call(call_id)  # behind its head: whatever comes in between conflicts
+    assert call is not None
     alive = services.registry.flight(call_id) is not None
     if ruling.recovered is None or call.requested is None:
         return bundle(call, history, ruling, alive=alive)

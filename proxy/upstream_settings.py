@@ -109,7 +109,7 @@ class UpstreamSettings(Strict):
     key_variable: VariableName | None = (
         None  # of the operator's own key, for look-ups and resumes; unset the family's SDK's
     )
-    injection: Literal[0, 1, 2] = 0  # what is added to a request's body so that it can be found again: docs/lookups.md
+    injection: Literal[0, 1, 2] = 0  # what is added to a request's body so that it can be found again: docs/settling.md
     environment: dict[VariableName, VariablePath] = {}  # set by `sendonce run`: variable of an SDK -> path behind /NAME
     price_provider: ProviderId | None = (
         None  # whose prices `audit` takes, by genai-prices; unset the family's own; "none": free
@@ -184,6 +184,10 @@ class UpstreamSettings(Strict):
         if not usable:
             raise ValueError("it has no usable host and port")
         return value.rstrip("/")
+
+    def holds(self, url: str) -> bool:
+        """Does a recorded URL lie below where this upstream is now?"""
+        return url.startswith(self.base_url + "/")
 
     @property
     def traits(self) -> UpstreamTraits:

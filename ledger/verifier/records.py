@@ -114,6 +114,7 @@ EVENTS: dict[str, dict[str, Shape]] = {
     "call.manifest": {
         "method": text, "url": text, "headers": pairs, "body": maybe(BODY), "intent_digest": text, "model": maybe(text),
         "stream": maybe(flag), "max_output_tokens": maybe(is_count), "injected": pairs, "context": anything,
+        "unrecorded": words,
     },
     "call.resumed": {
         "continues": call_id, "compared": words, "differences": words, "head_seq": is_count, "head_chain": is_digest,
@@ -180,6 +181,7 @@ PROVIDER_READS: dict[str, Shape] = {
 MAY_LACK: dict[str, dict[str, Any]] = {  # records from before these fields
     "call.requested": {"client": "generic", "lineage": None},
     "call.delivered": {"pass_number": None},
+    "call.manifest": {"unrecorded": []},
     "attempt.interpreted": {"service_tier": None, "tool_calls": []},
 }
 ROW_MAY_LACK = {"run": None, "pass": None}  # what was said before runs

@@ -1,16 +1,17 @@
-"""Batches can be listed: what two complete lists lack was not accepted, if the very key that sent it reads them. Pure.
+"""Batches can be listed. OpenAI's cannot be deleted, so what two complete lists lack was not accepted. Pure.
 
-Two of OpenAI are told apart by their input file and metadata, two of Anthropic by the custom ids of their requests, which are read once a
-batch has ended.
+A miss is conclusive only where nothing else explains it: the very key that sent the request reads lists that go to their end, twice,
+long enough after the attempt and apart, and no entry of them is anything like it. Whatever is not so proves nothing.
 """
 
 import json
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from datetime import datetime
 from typing import Any, Final
 
 from proxy.dialects.base import objects
 from proxy.reconcile.lookups import (
+    TAG,
     Asking,
     Cancel,
     Get,
@@ -25,7 +26,7 @@ from proxy.reconcile.lookups import (
 )
 
 PAGE_ENTRIES: Final = 100
-PAGES_LIMIT: Final = 20  # of a listing: what was asked for lies among the newest
+PAGES_LIMIT: Final = 50  # of a listing; an order of its entries is documented nowhere, so it is read to its end
 CLOCK_SKEW_S: Final = 300  # of the provider's clock against ours
 
 Entry = dict[str, Any]
@@ -33,9 +34,10 @@ Walk = Generator[Get | Cancel | Pause, Reply, Any]
 
 
 def _batch(known: Known, cursor: str, picked: Callable[[Known, list[Entry]], Walk]) -> Asking:
-    """`cursor`: the parameter that asks for the next page; `picked`: those of the listed that are like it, or LookedUp."""
-    for again in (False, True):
-        listed = yield from _listed_since(known, cursor)
+    """`cursor`: the parameter that asks for the next page; `picked`: those of the listed that are it, or LookedUp."""
+    early_s = known.started_s + known.settle_s - known.asked_s  # until then a list that lacks it counts for nothing
+    for wait_s in (*([early_s] if early_s > 0 else []), known.settle_s, None):
+        listed = yield from _listed(known, cursor)
         mine = listed if isinstance(listed, LookedUp) else (yield from picked(known, listed))
         if isinstance(mine, LookedUp):
             return mine
@@ -47,42 +49,45 @@ def _batch(known: Known, cursor: str, picked: Callable[[Known, list[Entry]], Wal
             if reply.status != 200 or reply.document.get("id") != mine[0]["id"]:
                 return unreadable(reply, str(mine[0]["id"]))
             return found(f"{mine[0]['id']} was created by it.", reply, id=mine[0]["id"])
-        if not again:
-            yield Pause(known.settle_s)
-    if not known.same_credential:
-        return nothing_proven("It is in no list of batches. That proves nothing, since another key made the request.")
-    says = f"Two complete lists of batches, {known.settle_s:g} s apart, do not have it: it was not accepted."
+        if wait_s is not None:
+            yield Pause(wait_s)
+    if not known.same_credential or not known.lists_all:
+        return nothing_proven(
+            "It is in no list of batches. That proves nothing: another key made the request, or the provider does not list everything."
+        )
+    says = f"Two complete lists of batches, {known.settle_s:g} s apart, have nothing like it: it was not accepted."
     return LookedUp("absent_conclusive", says, {"lists": 2, "apart_s": known.settle_s}, settles=True)
 
 
-def _listed_since(known: Known, cursor: str) -> Walk:
-    """Every batch that was created since the attempt started, newest first as they are listed; LookedUp where that is not to be had."""
+def _listed(known: Known, cursor: str) -> Walk:
+    """Every batch there is; LookedUp where they are not all to be had."""
     batches: list[Entry] = []
     after = ""
     for _ in range(PAGES_LIMIT):
         reply = yield Get(f"{known.path}?limit={PAGE_ENTRIES}{after}")
-        if reply.status != 200 or not isinstance(reply.document.get("data"), list):
+        page = reply.document.get("data")
+        if reply.status != 200 or not isinstance(page, list) or len(objects(page)) < len(page):
             return unreadable(reply, "The list of batches")
-        page = objects(reply.document["data"])
-        recent = [batch for batch in page if _created_s(batch) >= known.started_s - CLOCK_SKEW_S]
-        batches += recent
-        if not page or reply.document.get("has_more") is not True or len(recent) < len(page):
+        batches += page
+        if reply.document.get("has_more") is False or not page:
             return batches
         after = f"&{cursor}={page[-1]['id']}"
-    return nothing_proven(
-        f"More than {PAGES_LIMIT * PAGE_ENTRIES} batches were created since; it is not among the newest."
-    )
+    return nothing_proven(f"There are more than {PAGES_LIMIT * PAGE_ENTRIES} batches, and not all were read.")
 
 
-def _created_s(batch: Entry) -> float:
+def _is_of_its_time(known: Known, batch: Entry) -> bool:
     """OpenAI gives Unix seconds, Anthropic RFC 3339."""
     at = batch["created_at"]
-    return datetime.fromisoformat(at).timestamp() if isinstance(at, str) else float(at)
+    created_s = datetime.fromisoformat(at).timestamp() if isinstance(at, str) else float(at)
+    return created_s >= known.started_s - CLOCK_SKEW_S
+
+
+def _unsure(batch: Entry) -> LookedUp:
+    says = f"{batch['id']} is like it in part, or of another time or call, so it may be it, and may not. Look at it yourself."
+    return LookedUp("differs", says, {"id": batch["id"]})
 
 
 # --- OpenAI ---
-
-_SAME_FILE: Final = ("input_file_id", "endpoint", "completion_window")
 
 
 def _is_openai(known: Known) -> bool:
@@ -90,13 +95,20 @@ def _is_openai(known: Known) -> bool:
 
 
 def _of_openai(known: Known, batches: list[Entry]) -> Walk:
+    """By its tag alone, or by file and metadata. Another tag of ours makes it another's; anything else that is like it is in doubt."""
     yield from ()
-    return [batch for batch in batches if _same(known.request, batch) and batch["id"] not in known.others]
-
-
-def _same(request: Mapping[str, Any], batch: Entry) -> bool:
-    tagged = (batch.get("metadata") or {}) == (request.get("metadata") or {})
-    return tagged and all(batch.get(name) == request.get(name) for name in _SAME_FILE)
+    mine = []
+    for batch in batches:
+        metadata = batch.get("metadata") or {}
+        if batch["input_file_id"] != known.request["input_file_id"] or (
+            known.tag and metadata.get(TAG, known.tag) != known.tag
+        ):
+            continue
+        same = metadata == (known.request.get("metadata") or {}) and batch["endpoint"] == known.request.get("endpoint")
+        if not same or batch["id"] in known.others or not _is_of_its_time(known, batch):
+            return _unsure(batch)
+        mine.append(batch)
+    return mine
 
 
 # --- Anthropic ---
@@ -111,41 +123,39 @@ def _custom_ids(requests: object) -> list[str]:
 
 
 def _of_anthropic(known: Known, batches: list[Entry]) -> Walk:
-    """By the number of requests at once, for certain by their custom ids; one that has not ended may be it."""
+    """By the number of requests at once, for certain by their custom ids, which are read once it has ended."""
     asked = _custom_ids(known.request.get("requests"))
     mine = []
     for batch in batches:
-        counted = sum(count for count in (batch.get("request_counts") or {}).values() if isinstance(count, int))
-        if counted != len(asked) or batch["id"] in known.others:
+        if sum(batch["request_counts"].values()) != len(asked) or not _is_of_its_time(known, batch):
             continue
-        if batch.get("processing_status") != "ended":
+        if batch["processing_status"] != "ended":
             return nothing_proven(
                 f"{batch['id']} may be it, and has not ended: its requests cannot be read yet. Ask again."
             )
         results = yield Get(f"{known.path}/{batch['id']}/results")
         if results.status != 200:
             return unreadable(results, f"The results of {batch['id']}")
-        if (
-            sorted(str(json.loads(line).get("custom_id")) for line in results.body.splitlines() if line.strip())
-            == asked
-        ):
+        if sorted(str(json.loads(line)["custom_id"]) for line in results.body.splitlines() if line.strip()) == asked:
+            if batch["id"] in known.others:
+                return _unsure(batch)
             mine.append(batch)
-    return mine
+    return mine or nothing_proven("It is in no list of batches. That proves nothing: an ended batch can be deleted.")
 
 
 BY_LIST: Final = (
     Mechanism(
         "openai_batch", _is_openai, lambda known: _batch(known, "after", _of_openai),
         needs="nothing; a tag (injection level 1) tells equal ones apart",
-        hit="served; the batch is the answer", miss="not accepted, if two complete lists agree",
-        retention="durable",
+        hit="served; the batch is the answer", miss="not accepted, if two complete lists of upstream openai agree",
+        retention="durable: it has no delete",
         source="openai 3.57.0 resources/batches",
     ),
     Mechanism(
         "anthropic_batch", _is_anthropic, lambda known: _batch(known, "after_id", _of_anthropic),
         needs="nothing; custom ids of your own tell equal ones apart",
-        hit="served, once it has ended; the batch is the answer", miss="not accepted, if two complete lists agree",
-        retention="ended 24 hours after it was made at the latest",
+        hit="served, once it has ended; the batch is the answer", miss="nothing: an ended one can be deleted",
+        retention="until it is deleted",
         source="anthropic 2.14.0 resources/messages/batches",
     ),
 )  # fmt: skip

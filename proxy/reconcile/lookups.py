@@ -71,9 +71,12 @@ class Known:
     ids: Mapping[str, str]
     partial: bytes
     started_s: float
-    others: frozenset[str] = frozenset()  # provider ids of other calls of this upstream
+    tag: str | None = None  # that sendonce put into this very request: no other one has it
+    others: frozenset[str] = frozenset()  # ids of what other calls of this kind created
     equals: int = 0  # other unresolved calls with this very request
     same_credential: bool = False  # asked with the key that sent it: what that key cannot see, it did not make
+    lists_all: bool = False  # whose interface it is is known, and that it lists everything, for good
+    asked_s: float = 0  # when the look-up began, by our clock
     settle_s: float = SETTLE_S
     cancels: bool = False
 
@@ -204,8 +207,7 @@ def _is_stored_chat(known: Known) -> bool:
 
 def _chat(known: Known) -> Asking:
     """By the tag that was sent with it, which needs no byte of the answer; else by the id of its first chunk."""
-    metadata = known.request.get("metadata")
-    tag = metadata.get(TAG) if isinstance(metadata, dict) else None
+    tag = known.tag
     if tag is not None:
         listed = yield Get(f"{known.path}?metadata%5B{TAG}%5D={quote(str(tag), safe='')}&limit=2")
         if listed.status != 200 or not isinstance(listed.document.get("data"), list):

@@ -42,6 +42,7 @@ class Ruling:
     result: Found = "stated"
     evidence: Mapping[str, Any] = field(default_factory=dict)
     recovered: Recovered | None = None
+    looked_at: int | None = None  # the call's newest event when the evidence was looked for; a newer one refuses
 
 
 # Where a decision leads, for whoever took it.
@@ -71,6 +72,10 @@ def bundle(
     if same and (ruling.recovered is None or _has_recovered(call)):
         return None
     _check_open(call)
+    if ruling.looked_at is not None and ruling.looked_at != call.last_seq:
+        raise DecisionRefusedError(
+            f"Something was recorded of {call.call} since it was looked at ({ruling.looked_at}, now {call.last_seq}). Look again."
+        )
     if call.decision_seq != ruling.succeeds:
         raise DecisionRefusedError(_stale(call, ruling))
     head = history.head or Head(call.last_seq, call.head_chain)

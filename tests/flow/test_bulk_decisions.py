@@ -40,6 +40,16 @@ def test_all_that_conditions_hold_for_are_decided_together(unknowns: tuple[Rig, 
     assert command(rig, "verify").returncode == 0
 
 
+def test_parked_call_wants_a_decision_of_its_own(unknowns: tuple[Rig, list[str]]) -> None:
+    """Conditions leave it out, and say so."""
+    rig, calls = unknowns
+    assert command(rig, "reconcile", calls[0], "--park", *WHY).returncode == 0
+    done = command(rig, "reconcile", "--where", "upstream=openai", "--not-served", *WHY)
+    assert done.returncode == 0
+    assert f"1 more are parked or damaged and want decisions of their own, the first {calls[0]}" in done.stderr
+    assert decided(rig) == ["parked", "not_served", "not_served", None]
+
+
 def test_one_call_that_cannot_be_decided_keeps_all_from_it(unknowns: tuple[Rig, list[str]]) -> None:
     """All or nothing: a completed call, one that is not there, one that was decided otherwise."""
     rig, calls = unknowns
@@ -79,7 +89,7 @@ def test_same_bundle_again_adds_what_lacks_and_nothing_else(unknowns: tuple[Rig,
             "--where 'model=gpt' is no condition. Give one of upstream=…, since=…, until=…",
         ),
         (("--where", "since=yesterday", "--park"), "--where since 'yesterday' is no date"),
-        (("--where", "upstream=nobody", "--park"), "No unresolved call in "),
+        (("--where", "upstream=nobody", "--park"), "No undecided call in "),
         (("a", "b", "--served", "--response", "x"), "--response is the answer to one call"),
         (("a", "--park", "--response", "x"), "--response is the answer to one call"),
         (("a", "--served", "--response", "/nowhere"), "--response /nowhere cannot be read"),

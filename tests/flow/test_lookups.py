@@ -148,23 +148,57 @@ BATCHES: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("accepted", [True, False])
 @pytest.mark.parametrize("path", BATCHES)
-def test_batch_is_found_or_proven_not_accepted_by_two_lists(tmp_path: Path, path: str, accepted: bool) -> None:
-    """A durable object: found, it is the answer; in neither list, its request is sent when it comes again."""
+def test_batch_is_found_and_is_the_answer(tmp_path: Path, path: str) -> None:
+    """A durable object, made by this very request: whoever asks again gets it."""
     body = json.dumps(BATCHES[path]).encode()
     headers = {"Authorization": "", "x-api-key": KEY} if "anthropic" in path else {}
     with configured(tmp_path, injection=1) as rig:
-        rig.start("after-head=kill" if accepted else "after-sent-receipt=kill")
+        rig.start("after-head=kill")
         with pytest.raises(CUT):
             rig.post(path, body, headers)
         rig.restart()
-        assert len(generating(rig)) == int(accepted)
-        (row,) = lookup(rig, "--all", "--settle-s", "1")
-        assert row["result"] == ("matches" if accepted else "absent_conclusive")
+        (row,) = lookup(rig, "--all")
+        assert (row["result"], row["settles"]) == ("matches", True)
         answer = rig.post(path, body, headers)
-        assert (answer.status, answer.disposition) == (200, "replayed" if accepted else "forwarded")
+        assert (answer.status, answer.disposition) == (200, "replayed")
         assert len(generating(rig)) == 1
+
+
+@pytest.mark.slow
+def test_batch_that_never_arrived_is_sent_after_two_lists(tmp_path: Path) -> None:
+    """A minute lies between them; then the same request is sent, once."""
+    path, body = next((path, json.dumps(document).encode()) for path, document in BATCHES.items())
+    with configured(tmp_path) as rig:
+        rig.start("after-sent-receipt=kill")
+        with pytest.raises(CUT):
+            rig.post(path, body)
+        rig.restart()
+        assert generating(rig) == []
+        (row,) = lookup(rig, "--all")
+        assert (row["result"], row["settles"]) == ("absent_conclusive", True)
+        assert rig.post(path, body).disposition == "forwarded"
+        assert len(generating(rig)) == 1
+
+
+def test_batch_that_was_cancelled_meanwhile_is_still_the_one(rig: Rig) -> None:
+    """The answer to its cancelling names it, and made nothing."""
+    path, document = next(iter(BATCHES.items()))
+    body = json.dumps(document).encode()
+    rig.restart("after-head=kill")
+    with pytest.raises(CUT):
+        rig.post(path, body)
+    rig.restart()
+    call = call_of(rig)["call_id"]
+    assert rig.post(f"{path}/{batch_of(rig)}/cancel", b"").status == 200
+    rig.settled()
+    (row,) = lookup(rig, call)
+    assert (row["result"], row["settles"]) == ("matches", True)
+
+
+def batch_of(rig: Rig) -> str:
+    """The id of the newest batch, asked past the proxy."""
+    return str(rig.post("/v1/batches", b"", method="GET", port=rig.provider_process.port).json["data"][0]["id"])
 
 
 def test_key_without_permission_is_a_sentence_and_records_nothing(rig: Rig) -> None:
@@ -175,7 +209,7 @@ def test_key_without_permission_is_a_sentence_and_records_nothing(rig: Rig) -> N
     assert done.returncode == 6
     assert "does not let the key in OPENAI_API_KEY look this up (403" in done.stderr
     done = operator(rig, "lookup", before["call_id"], key="")
-    assert done.returncode == 2
+    assert done.returncode == 6
     assert "OPENAI_API_KEY holds no key for openai" in done.stderr
     assert call_of(rig) == before
 

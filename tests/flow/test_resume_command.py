@@ -10,7 +10,7 @@ import pytest
 from tests.harness.crashes import CHAT_PATH, CUT, call_of, events_of, held, receipts_of, records_of
 from tests.harness.looked_up import configured, generating, operator
 from tests.harness.passes import open_pass
-from tests.harness.processes import Rig, chat
+from tests.harness.processes import Rig, chat, until
 
 KEYED = {"Idempotency-Key": "mine"}
 CONTEXT = {"Sendonce-Context-Package": "sha256:1", "Sendonce-Task": "t-1"}
@@ -116,6 +116,30 @@ def test_head_that_moved_on_refuses(rig: Rig) -> None:
         assert f"Something was recorded of {call} since {wrong}: it stands at {seq} now" in done.stderr
     assert generating(rig) == []
     assert resumed(rig, call, "--head", str(seq))["effect"] == "happened"
+
+
+def test_headers_that_are_not_on_record_have_to_be_left_out_on_purpose(rig: Rig) -> None:
+    """To a gateway they may be half of the request."""
+    call = left(rig, chat(), {"X-Portkey-Config": "pc-1", "Accept-Language": "de"})
+    done = operator(rig, "resume", call)
+    assert done.returncode == 6
+    assert "sent headers that are not on record: x-portkey-config. If" in done.stderr
+    assert generating(rig) == []
+    assert resumed(rig, call, "--leave-out")["effect"] == "happened"
+
+
+def test_proxy_that_is_ending_resumes_nothing(rig: Rig) -> None:
+    """What it would leave in flight at its end would be unknown."""
+    call = left(rig, chat())
+    body = chat("synthetic/hold=1.5", "held")
+    with held(rig, CHAT_PATH, body):
+        assert rig.proxy_process is not None
+        rig.proxy_process.child.terminate()
+        until(lambda: not rig.status()["admitting"])
+        done = operator(rig, "resume", call)
+    assert done.returncode == 6
+    assert "The proxy is ending" in done.stderr
+    assert len(generating(rig)) == 1
 
 
 def test_another_key_is_another_caller(rig: Rig) -> None:

@@ -8,14 +8,15 @@ import pytest
 
 from ledger.ids import CallId
 from proxy.looking import MECHANISMS
+from proxy.reconcile.batch_lookups import PAGES_LIMIT
 from proxy.reconcile.lookups import NOTHING, Cancel, Get, Known, LookedUp, Pause, Reply, look
 
 KNOWN: Final = Known(CallId("call_1"), "/v1/responses", {}, stream=False, ids={}, partial=b"", started_s=1000)
-CHAT: Final = replace(
-    KNOWN, target="/v1/chat/completions", request={"store": True, "metadata": {"sendonce_call": "call_1"}}
-)
+CHAT: Final = replace(KNOWN, target="/v1/chat/completions", request={"store": True}, tag="call_1")
 BATCH_ASKED: Final = {"input_file_id": "file-1", "endpoint": "/v1/responses", "completion_window": "24h"}
-BATCH: Final = replace(KNOWN, target="/v1/batches", request=BATCH_ASKED, same_credential=True, settle_s=9)
+BATCH: Final = replace(
+    KNOWN, target="/v1/batches", request=BATCH_ASKED, same_credential=True, lists_all=True, settle_s=9, asked_s=5000
+)
 GENERATION: Final = replace(KNOWN, target="/api/v1/chat/completions", ids={"x-generation-id": "gen-1"})
 BACKGROUND: Final = replace(KNOWN, ids={"id": "resp_1"}, stream=True, request={"background": True})
 
@@ -75,9 +76,7 @@ def test_response_that_is_not_had_settles_nothing(answer: Reply, result: str) ->
     assert (found.result, found.settles, found.answer) == (result, False, None)
 
 
-@pytest.mark.parametrize(
-    "known", [KNOWN, replace(KNOWN, ids={"id": "resp_1/../../x"}), replace(CHAT, request={"store": True})]
-)
+@pytest.mark.parametrize("known", [KNOWN, replace(KNOWN, ids={"id": "resp_1/../../x"}), replace(CHAT, tag=None)])
 def test_without_a_usable_id_nothing_is_asked(known: Known) -> None:
     """An id is a word of the provider's, and goes into a path only as one."""
     found = at_once(known)
@@ -152,12 +151,15 @@ def batch(name: str, created_at: int = 1000, **more: Any) -> dict[str, Any]:
 
 
 def test_batch_in_neither_of_two_lists_was_not_accepted() -> None:
-    """Only with the very key that asked, and only with time between them."""
+    """Only with the very key that asked, of a provider that lists everything, and with time in front of them and between."""
     found, steps = asked(BATCH, listed(), listed())
     assert (found.result, found.settles) == ("absent_conclusive", True)
     assert [type(step) for step in steps] == [Get, Pause, Get]
-    found, _ = asked(replace(BATCH, same_credential=False), listed(), listed())
-    assert (found.result, found.settles) == ("absent_inconclusive", False)
+    _, steps = asked(replace(BATCH, asked_s=1003), listed(), listed(), listed())
+    assert [step for step in steps if isinstance(step, Pause)] == [Pause(6), Pause(9)]
+    for known in (replace(BATCH, same_credential=False), replace(BATCH, lists_all=False)):
+        found, _ = asked(known, listed(), listed())
+        assert (found.result, found.settles) == ("absent_inconclusive", False)
 
 
 def test_batch_that_the_second_list_has_is_found() -> None:
@@ -166,13 +168,18 @@ def test_batch_that_the_second_list_has_is_found() -> None:
     assert (found.result, found.settles) == ("matches", True)
 
 
-def test_list_is_read_back_to_the_attempt_and_no_further() -> None:
-    """Pages are followed while they are of its time."""
-    other = batch("batch_0", endpoint="/v1/embeddings")
-    first, second = listed(other, more=True), listed(batch("batch_9", 1), more=True)
-    found, steps = asked(BATCH, first, second, first, second)
-    assert found.result == "absent_conclusive"
-    assert steps[1] == Get("/v1/batches?limit=100&after=batch_0")
+def test_list_is_read_to_its_end() -> None:
+    """No order of it is documented, so an old entry ends nothing; what does not end proves nothing."""
+    other, old = batch("batch_0", input_file_id="file-2"), batch("batch_9", 1, input_file_id="file-3")
+    first, second, third = listed(old, more=True), listed(other, more=True), listed(batch("batch_1"))
+    found, steps = asked(BATCH, first, second, third, reply(batch("batch_1")))
+    assert (found.result, found.settles) == ("matches", True)
+    assert [step.target for step in steps[1:3]] == [
+        "/v1/batches?limit=100&after=batch_9",
+        "/v1/batches?limit=100&after=batch_0",
+    ]
+    found, _ = asked(BATCH, *[listed(other, more=True)] * PAGES_LIMIT)
+    assert (found.result, found.settles) == ("absent_inconclusive", False)
 
 
 @pytest.mark.parametrize(
@@ -180,18 +187,38 @@ def test_list_is_read_back_to_the_attempt_and_no_further() -> None:
     [
         (BATCH, [batch("batch_1"), batch("batch_2")]),
         (replace(BATCH, equals=1), [batch("batch_1")]),
+        (BATCH, [batch("batch_1", metadata={"mine": "1"})]),
+        (BATCH, [batch("batch_1", endpoint="/v1/embeddings")]),
+        (BATCH, [batch("batch_1", 1)]),
+        (replace(BATCH, others=frozenset({"batch_1"})), [batch("batch_1")]),
+        (
+            replace(BATCH, tag="call_1", request={**BATCH_ASKED, "metadata": {"sendonce_call": "call_1"}}),
+            [batch("batch_1")],
+        ),
     ],
+    ids=["two", "two calls", "other metadata", "other endpoint", "another time", "another call's", "its tag gone"],
 )
-def test_batches_that_cannot_be_told_apart_settle_nothing(known: Known, batches: list[dict[str, Any]]) -> None:
-    """Two alike, or two that asked for it."""
+def test_batch_that_may_be_it_settles_nothing(known: Known, batches: list[dict[str, Any]]) -> None:
+    """Like it in part is neither a hit nor a miss."""
     found, _ = asked(known, listed(*batches))
     assert (found.result, found.settles) == ("differs", False)
 
 
-def test_batch_of_another_call_is_not_it() -> None:
-    """One whose id an answer on record has."""
-    found, _ = asked(replace(BATCH, others=frozenset({"batch_1"})), listed(batch("batch_1")), listed(batch("batch_1")))
-    assert found.result == "absent_conclusive"
+def test_batch_with_another_tag_of_ours_is_another_calls() -> None:
+    """Two calls for the same file are told apart by what sendonce put into them."""
+    mine = replace(BATCH, tag="call_1", request={**BATCH_ASKED, "metadata": {"sendonce_call": "call_1"}})
+    other = batch("batch_2", metadata={"sendonce_call": "call_2"})
+    assert asked(mine, listed(other), listed(other))[0].result == "absent_conclusive"
+    own = batch("batch_1", metadata={"sendonce_call": "call_1"})
+    found, _ = asked(mine, listed(other, own), reply(own))
+    assert found.evidence["id"] == "batch_1"
+
+
+@pytest.mark.parametrize("entry", ["text", {"id": "b"}, {"id": "b", "input_file_id": "file-1"}])
+def test_list_with_an_entry_of_no_known_form_is_unreadable(entry: Any) -> None:
+    """It may be the one."""
+    found, _ = asked(BATCH, reply({"data": [entry], "has_more": False}))
+    assert (found.result in ("unreadable", "differs"), found.settles) == (True, False)
 
 
 MESSAGES_ASKED: Final = {"requests": [{"custom_id": "b", "params": {}}, {"custom_id": "a", "params": {}}]}
@@ -231,10 +258,14 @@ def test_messages_batch_that_has_not_ended_may_be_it() -> None:
     assert (found.result, found.settles) == ("absent_inconclusive", False)
 
 
-def test_messages_batch_in_neither_list_was_not_accepted() -> None:
-    """As for OpenAI's; the next page is asked for by Anthropic's own cursor."""
-    other = messages_batch("msgbatch_9", succeeded=5)
-    page, end = listed(other, more=True), listed()
-    found, steps = asked(MESSAGES, page, end, page, end)
-    assert (found.result, found.settles) == ("absent_conclusive", True)
+def test_messages_batch_that_is_in_no_list_proves_nothing() -> None:
+    """An ended one can be deleted. The next page is asked for by Anthropic's own cursor."""
+    page = listed(messages_batch("msgbatch_9", succeeded=5), more=True)
+    found, steps = asked(MESSAGES, page, listed())
+    assert (found.result, found.settles) == ("absent_inconclusive", False)
     assert steps[1] == Get("/v1/messages/batches?limit=100&after_id=msgbatch_9")
+
+
+def test_tag_that_another_wrote_is_no_tag() -> None:
+    """A client that copies the metadata of an answer names another call."""
+    assert at_once(replace(CHAT, tag=None)).result == "absent_inconclusive"
