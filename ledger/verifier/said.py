@@ -18,9 +18,10 @@ from ledger.verifier.bundle import (
 )
 from ledger.verifier.calls import Call, told_digest
 from ledger.verifier.fold import Ledger
-from ledger.verifier.records import EVENTS, INDEX_ROW, INSPECTION, LISTED, ROW_MAY_LACK, Event, shaped
+from ledger.verifier.records import EVENTS, INDEX_ROW, INSPECTION, LISTED, MAY_LACK, ROW_MAY_LACK, Event, shaped
 from ledger.verifier.report import Claim, Notebook, Sweep
 
+MANIFEST_MAY_LACK = MAY_LACK["call.manifest"]
 PENDING_LIMIT = 1_000  # rows that differ and wait for a later head that explains them; the rest is named at once
 
 TRUE = Claim(
@@ -244,7 +245,7 @@ def tells(call: Call, row: dict[str, Any]) -> bool:
 def tells_inputs(call: Call, row: dict[str, Any]) -> bool:
     manifest = call.told.get("manifest")
     return (
-        (told_digest(b"", row["manifest"]) if row["manifest"] is not None else None) == manifest
+        (told_digest(b"", {**MANIFEST_MAY_LACK, **row["manifest"]}) if row["manifest"] is not None else None) == manifest
         and lists(row["decisions"], DECISION, call.told.get("decisions"))
         and all_agree(row["attempt_rows"], call.attempt_rows())
     )
