@@ -52,6 +52,11 @@ CHECKS: Final = {
     "kills in runs": (*_PYTEST, "tests/crash/test_kill_at_every_failpoint.py", "-k", "a_run"),
     "fin race": (*_PYTEST, "tests/flow/test_fin_race.py"),
     "long streams": (*_PYTEST, "tests/flow/test_long_streams.py"),
+    "kills in decisions": (*_PYTEST, "tests/crash/test_settling.py", "-k", "many and before-commit"),
+    "decisions": (*_PYTEST, "tests/flow/test_bulk_decisions.py"),
+    "resume": (*_PYTEST, "tests/flow/test_resume_command.py"),
+    "look-ups": (*_PYTEST, "tests/unit/test_lookups.py"),
+    "bundles": (*_PYTEST, "tests/unit/test_operator.py"),
 }
 
 # patch -> the checks that must notice it, and what each must say: another failure would not be this mutant's
@@ -91,6 +96,11 @@ CAUGHT_BY: Final[dict[str, dict[str, str]]] = {
     "swallowed-failed-commit": {"failed writes": "test_failed_write_ends_the_process_and_the_restart_recovers"},
     "claim-outside-the-transaction": {"store": "test_two_appends_on_one_head_give_one_winner"},
     "started-unconditional": {"claims": "test_superseded_call_cannot_start"},
+    "half-a-bundle": {"kills in decisions": "some are decided and some are not"},
+    "answer-unexamined": {"decisions": "test_file_that_is_no_answer_is_refused"},
+    "resume-for-anybody": {"resume": "test_another_key_is_another_caller"},
+    "a-404-is-absent": {"look-ups": "test_response_that_is_not_had_settles_nothing"},
+    "late-ruling": {"bundles": "test_ruling_on_what_was_looked_at_before_something_was_recorded_is_refused"},
 }
 
 

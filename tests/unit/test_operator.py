@@ -1,5 +1,6 @@
 """An operator's decision: an atomic bundle the ladder accepts, idempotent, never stale, never about a call in flight."""
 
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
@@ -9,6 +10,7 @@ from ledger.ladder import UNRESOLVED, Evidence
 from ledger.stages import Effect, Stage
 from proxy.reconcile.operator import OUTCOMES, DecisionRefusedError, Ruling, bundle
 from tests.harness.histories import STARTED, Past, Step, completed, steps_to
+from tests.harness.ledgers import NAMED
 
 DECISIONS: tuple[Any, ...] = get_args(Decision)
 LOST: tuple[Step, ...] = (*STARTED, "attempt.observed:lost")
@@ -124,3 +126,14 @@ def test_continued_call_takes_no_decision() -> None:
     with pytest.raises(DecisionRefusedError, match=f"was continued by {second}"):
         bundle(past.calls[first], past.history, ruling("served"), alive=False)
     assert past.calls[second].evidence is Evidence.LOST
+
+
+def test_ruling_on_what_was_looked_at_before_something_was_recorded_is_refused() -> None:
+    """A look-up takes a minute, and meanwhile the call may have been decided, continued or delivered."""
+    past = Past()
+    call = past.call(*LOST)
+    looked = replace(ruling("served"), looked_at=past.calls[call].last_seq)
+    assert bundle(past.calls[call], past.history, looked, alive=False) is not None
+    past.step(call, NAMED["call.delivered"])
+    with pytest.raises(DecisionRefusedError, match="Something was recorded of .* since it was looked at"):
+        bundle(past.calls[call], past.history, looked, alive=False)
