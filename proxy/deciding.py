@@ -70,18 +70,10 @@ def reconcile(
         "accept_duplicate": accept_duplicate,
         "parked": park,
     }
-    chosen = [decision for decision, given in flags.items() if given]
-    if len(chosen) != 1:
-        fail("Name one of --served, --not-served, --accept-duplicate, --park.", EXIT_USAGE)
-    if bool(calls) == bool(where):
-        fail("Name calls, or --where, which finds them. `sendonce status` lists the unresolved ones.", EXIT_USAGE)
-    if response is not None and (not served or not calls or len(calls) > 1):
-        fail("--response is the answer to one call: name that call, and --served.", EXIT_USAGE)
-    if succeeds is not None and not (calls and len(calls) == 1):
-        fail("--succeeds is the decision about one call: name that call.", EXIT_USAGE)
+    decision = _checked(flags, calls or [], where or [], response, succeeds)
     by = decider(reason, by)
     settings = load(config, {"state_dir": state_dir})
-    ruling = Ruling(chosen[0], reason, by, succeeds)
+    ruling = Ruling(decision, reason, by, succeeds)
     if response is not None and calls:
         data = read_answer(response)
         ruling = run(answered(settings, CallId(calls[0]), ruling, data, str(response)))
@@ -96,6 +88,22 @@ def reconcile(
         print_json({"decision": ruling.decision, "calls": decided})
     for sentence in () if as_json else decided.values():
         out.print(sentence, markup=False)
+
+
+def _checked(
+    flags: dict[Decision, bool], calls: list[str], where: list[str], response: Path | None, succeeds: int | None
+) -> Decision:
+    """The decision; ends with a sentence where it is not clear which, or about which calls."""
+    chosen = [decision for decision, given in flags.items() if given]
+    if len(chosen) != 1:
+        fail("Name one of --served, --not-served, --accept-duplicate, --park.", EXIT_USAGE)
+    if bool(calls) == bool(where):
+        fail("Name calls, or --where, which finds them. `sendonce status` lists the unresolved ones.", EXIT_USAGE)
+    if response is not None and (chosen != ["served"] or len(calls) != 1):
+        fail("--response is the answer to one call: name that call, and --served.", EXIT_USAGE)
+    if succeeds is not None and len(calls) != 1:
+        fail("--succeeds is the decision about one call: name that call.", EXIT_USAGE)
+    return chosen[0]
 
 
 @app.command()

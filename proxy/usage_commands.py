@@ -176,7 +176,7 @@ def _show(console: Console, found: Compared, document: dict[str, Any]) -> None:
     for one in document["verdicts"]:
         console.print(f"{one['attempt']}: {would}{one['verdict']}: {one['why']}", markup=False)
     if found.report is not None and not document["verdicts"]:
-        console.print("No attempt on record of this upstream is of unknown effect.")
+        console.print("No attempt on record of this upstream is both unknown and undecided.")
     for sentence in document["decided"].values():
         console.print(sentence, markup=False)
     if document["command"]:

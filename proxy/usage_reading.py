@@ -19,7 +19,7 @@ from proxy.reconcile.usage_cells import Placement, Scope, place
 from proxy.reconcile.usage_comparison import Line, compare, compare_costs
 from proxy.reconcile.usage_exports import FILE_LIMIT_BYTES, SOURCE_FAMILIES, Export, UnusableExportError
 from proxy.reconcile.usage_pages import read_exports
-from proxy.reconcile.usage_verdicts import Again, Report, judge
+from proxy.reconcile.usage_verdicts import Again, Fetched, Report, judge
 from proxy.settings import Settings, SettingsError
 
 PAGE_CALLS: Final = 500  # of some ten events each: a few MiB
@@ -56,7 +56,7 @@ async def compared(
 
     `costs`: of own attempts whose cost is known, by attempt id, in US dollars.
     """
-    export, again = _exports(ask)
+    export, fetched = _exports(ask)
     owner = await alive_calls(state_dir)
     alive = frozenset(owner["alive"]) if owner else frozenset[str]()
     async with open_reader(state_dir.ledger) as reader:
@@ -69,21 +69,25 @@ async def compared(
         scope = replace(ask.scope, alive=alive)
         placement = place(mine, export, scope, about.family)
         asked = await _asked(reader, placement, manifests, progress)
-    scope = replace(scope, input_upper=_upper(asked), several=_several(asked, gateway=about.gateway))
-    report = judge(place(mine, export, scope, about.family), again, ask.settled)
+    several = _several(asked, gateway=about.gateway)
+    scope = replace(scope, input_upper=_upper(asked), several=several, acts=_acts(asked))
+    report = judge(place(mine, export, scope, about.family), fetched)
     return Compared(export, upstream, compare(report.placement, report.algebra, costs), report)
 
 
-def _exports(ask: Ask) -> tuple[Export, Again | None]:
+def _exports(ask: Ask) -> tuple[Export, Fetched]:
+    """When something was fetched is known by its file's time alone: no page says it."""
     columns = ask.columns or {}
     export = read_exports([(str(path), _bytes(path)) for path in ask.files], columns)
+    times = [path.stat().st_mtime for path in ask.files]
+    first_ms = int(min(times) * 1000)
     if not ask.again:
-        return export, None
+        return export, Fetched(first_ms, settled=ask.settled)
     if same := {path.resolve() for path in ask.files} & {path.resolve() for path in ask.again}:
         raise UnusableExportError(f"{min(same)}: it is given as itself and as --again. Fetch the same once more.")
     later = read_exports([(str(path), _bytes(path)) for path in ask.again], columns)
-    younger = min(path.stat().st_mtime for path in ask.again) - max(path.stat().st_mtime for path in ask.files)
-    return export, Again(later, younger)
+    younger = min(path.stat().st_mtime for path in ask.again) - max(times)
+    return export, Fetched(first_ms, Again(later, younger), ask.settled)
 
 
 def _bytes(path: Path) -> bytes:
@@ -175,6 +179,16 @@ def _several(asked: Mapping[str, Asking | None], *, gateway: bool) -> Callable[[
         return about.loops or (f"it asks for {about.answers} answers" if about.answers > 1 else None)
 
     return several
+
+
+def _acts(asked: Mapping[str, Asking | None]) -> Callable[[OwnAttempt], str | None]:
+    """What a request names beyond its own bytes may be read, called or added to: a conversation, a URL, a field of tomorrow."""
+
+    def acts(attempt: OwnAttempt) -> str | None:
+        about = asked.get(attempt.attempt)
+        return None if about is None else about.beyond
+
+    return acts
 
 
 def columns_of(given: Iterable[str], keys: Sequence[str]) -> dict[str, str]:

@@ -94,11 +94,6 @@ class Asking:
         return self.input_bytes + self.allowance_tokens
 
 
-def reads_elsewhere(body: bytes) -> str | None:
-    """Why the provider reads more than these bytes; None: it does not."""
-    return asking(body).beyond
-
-
 def asking(body: bytes) -> Asking:
     """`body`: without content codings. Never raises."""
     document = parsed(body)
@@ -182,11 +177,26 @@ def _loops(document: dict[str, Any], tools: list[Any]) -> str | None:
     named = sorted(name for name in _UNBOUNDED_FIELDS if document.get(name))
     if named:
         return f"the request has {named[0]}"
+    if isinstance(document.get("prompt"), dict):
+        return "the request names a stored prompt, which may have tools of its own"
+    if _may_be_compacted(document.get("context_management")):
+        return "the provider may compact its context, which is a request of its own"
     served = next((tool for tool in tools if not _is_clients(tool)), None)
     if served is None:
         return None
     kind = served.get("type") or next(iter(served), "") if isinstance(served, dict) else served
     return f"the provider itself runs the tool {shown(kind)}"
+
+
+def _may_be_compacted(management: Any) -> bool:
+    """Edits that clear something ask no model (anthropic 2.14 types/beta/beta_context_management_config_param.py). In doubt it may."""
+    if not management:
+        return False
+    edits = management.get("edits") if isinstance(management, dict) else None
+    kinds = (
+        [edit.get("type") if isinstance(edit, dict) else None for edit in edits] if isinstance(edits, list) else [None]
+    )
+    return not all(isinstance(kind, str) and kind.startswith("clear_") for kind in kinds)
 
 
 def _is_clients(tool: Any) -> bool:

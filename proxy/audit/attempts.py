@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ledger.calls import AttemptState, CallState
+from ledger.events import AttemptObserved
 from ledger.ids import CallId, Digest, attempt_id
 from ledger.stages import Effect, NextOperation
 from proxy.audit.tokens import Tokens, tokens_of
@@ -40,6 +41,8 @@ class OwnAttempt:
     request_digest: Digest | None
     max_output_tokens: int | None
     background: bool
+    last_seq: int  # the call's newest event, as it was read
+    is_answered: bool = False  # what the provider itself gave says that it happened: no decision is needed to know that
     created_at_ms: int = 0  # of the call
     superseded: bool = False  # another call carries on what this one began
     next_operation: NextOperation = NextOperation.NONE
@@ -47,8 +50,12 @@ class OwnAttempt:
 
     @property
     def is_unknown(self) -> bool:
-        """Nobody can say from the record what, or how much, the provider did. A decision that it was served says not how much."""
-        return self.effect is Effect.UNKNOWN or (self.effect is Effect.HAPPENED and self.ended != "whole")
+        """Nobody can say from the record what, or how much, the provider did. What a person decided is no record of that."""
+        if self.ended == "not_sent":
+            return False
+        decided = self.decision is not None and not (self.ended == "whole" and self.is_answered)
+        happened = self.effect is Effect.HAPPENED and self.ended != "whole"
+        return decided or happened or self.effect is Effect.UNKNOWN
 
 
 def own_attempts(calls: Iterable[CallState]) -> Iterator[OwnAttempt]:
@@ -88,6 +95,8 @@ def _own(call: CallState, attempt: AttemptState) -> OwnAttempt:
         request_digest=manifest.body.digest if manifest else None,
         max_output_tokens=manifest.max_output_tokens if manifest else None,
         background=requested is not None and requested.endpoint_class == "job",
+        last_seq=call.last_seq,
+        is_answered=reading is not None and reading.effect is Effect.HAPPENED and not _is_somebodys_file(observed),
         created_at_ms=call.created_at_ms,
         superseded=call.superseded_by is not None,
         next_operation=call.next_operation if is_newest else NextOperation.NONE,
@@ -99,6 +108,11 @@ def _effect(call: CallState, attempt: AttemptState, *, is_newest: bool) -> Effec
     if is_newest:
         return replace(call, superseded_by=None).effect
     return Effect.ABSENT if _ended(attempt) == "not_sent" else Effect.UNKNOWN
+
+
+def _is_somebodys_file(observed: AttemptObserved | None) -> bool:
+    """An answer that a person brought (`--served --response FILE`): as good as that person's word."""
+    return observed is not None and observed.source == "recovered" and observed.ended_by == "operator_statement"
 
 
 def _ended(attempt: AttemptState) -> Ended:

@@ -16,8 +16,10 @@ from proxy.audit.money import Between, up_to
 from proxy.audit.prices import Asked, Price, Prices, Unpriced
 from proxy.audit.tokens import Tokens
 
-Mark = Literal["documented", "reported", "undetermined"]
-Billed = Literal["billed", "not_billed", "undetermined"]
+# documented: in the provider's documents · stated: by its support, beside its documents · reported: by others · inferred: from one of
+# these, by us · undetermined: nobody says
+Mark = Literal["documented", "stated", "reported", "inferred", "undetermined"]
+Billed = Literal["billed", "may_be_billed", "not_billed", "undetermined"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ WHOLE: Final = Presumption("billed", "documented", "the answer came whole")
 CUT: Final[Mapping[str, Presumption]] = {
     "anthropic": Presumption(
         "billed",
-        "documented",
+        "stated",
         "support.claude.com 8114526: charged where the client goes and the call was on track to be successful",
     ),
     "aws": Presumption(
@@ -47,8 +49,8 @@ CUT: Final[Mapping[str, Presumption]] = {
     ),
     "google": Presumption(
         "billed",
-        "reported",
-        "openrouter.ai/docs, streaming: Google does not stop when the client goes, so the answer runs on",
+        "inferred",
+        "openrouter.ai/docs, streaming, lists Google among those that do not stop when the client goes; of the bill it says nothing",
     ),
 }
 
@@ -64,22 +66,27 @@ class _Failure:
 FAILURES: Final = (
     _Failure(
         "azure",
-        {400, 408},
-        Presumption("billed", "documented", "Azure OpenAI, Manage costs: a filtered 400 and a 408 may be charged"),
+        {400},
+        Presumption("may_be_billed", "documented", "Azure OpenAI, Manage costs: a filtered 400 may be charged"),
+    ),
+    _Failure(
+        "azure",
+        {408},
+        Presumption("billed", "documented", "Azure OpenAI, Manage costs: a 408 is charged"),
     ),
     _Failure(
         "azure",
         range(500, 600),
         Presumption(
-            "billed", "documented", "Azure OpenAI, Manage costs: charged where work was done, whatever the status"
+            "may_be_billed",
+            "documented",
+            "Azure OpenAI, Manage costs: may be charged where work was done, whatever the status",
         ),
     ),
     _Failure(
         "anthropic",
         {500, 529},
-        Presumption(
-            "not_billed", "documented", "support.claude.com 8114526: in general, failed requests are not charged"
-        ),
+        Presumption("not_billed", "stated", "support.claude.com 8114526: in general, failed requests are not charged"),
     ),
     _Failure(
         "google",

@@ -101,6 +101,7 @@ class Row:
     costs: dict[Category, Between] = field(default_factory=dict)
     counts: Counter[Category] = field(default_factory=Counter)
     accepted_duplicates: int = 0
+    decided_served: int = 0  # of the unknown: a person said that they were served, and nobody how much
 
     def cost(self, category: Category) -> Between:
         return self.costs.get(category, Between())
@@ -114,6 +115,7 @@ class Row:
         self.attempts += 1
         self.counts[item.category] += 1
         self.accepted_duplicates += item.is_duplicate
+        self.decided_served += item.category is Category.UNKNOWN and item.attempt.decision == "served"
         if item.category is Category.KNOWN:
             self.known += item.cost.lower
         else:

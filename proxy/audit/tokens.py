@@ -24,6 +24,11 @@ class Tokens:
     web_searches: int = 0  # no tokens: calls of a server tool that are billed beside them
 
 
+# Rounds that the dialect (anthropic_messages) summed up because they stand outside the top level. Those of any other kind are of
+# another model, or of an unknown one: then the numbers say not what it cost.
+ITERATIONS: Final = "iterations."
+COMPACTION: Final = "iterations.compaction"
+
 # class -> the names whose numbers add up to it. The first name of `input` and of `output` must be stated.
 _Names = Mapping[str, tuple[str, ...]]
 _CHAT: Final[_Names] = {
@@ -44,11 +49,21 @@ _RESPONSES: Final[_Names] = {
     "input_image": ("input_tokens_details.image_tokens",),
 }
 _ANTHROPIC: Final[_Names] = {
-    "input": ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens"),
-    "output": ("output_tokens",),
-    "cached": ("cache_read_input_tokens",),
-    "cache_write": ("cache_creation_input_tokens",),
-    "cache_write_1h": ("cache_creation.ephemeral_1h_input_tokens",),
+    "input": (
+        "input_tokens",
+        "cache_creation_input_tokens",
+        "cache_read_input_tokens",
+        f"{COMPACTION}.input_tokens",
+        f"{COMPACTION}.cache_creation_input_tokens",
+        f"{COMPACTION}.cache_read_input_tokens",
+    ),
+    "output": ("output_tokens", f"{COMPACTION}.output_tokens"),
+    "cached": ("cache_read_input_tokens", f"{COMPACTION}.cache_read_input_tokens"),
+    "cache_write": ("cache_creation_input_tokens", f"{COMPACTION}.cache_creation_input_tokens"),
+    "cache_write_1h": (
+        "cache_creation.ephemeral_1h_input_tokens",
+        f"{COMPACTION}.cache_creation.ephemeral_1h_input_tokens",
+    ),
     "web_searches": ("server_tool_use.web_search_requests",),
 }
 _GEMINI: Final[_Names] = {
@@ -57,6 +72,9 @@ _GEMINI: Final[_Names] = {
     "cached": ("cachedContentTokenCount",),
     "reasoning": ("thoughtsTokenCount",),
 }
+_CACHE_PARTS: Final = frozenset(
+    {"cache_creation_input_tokens", "cache_read_input_tokens"}
+)  # beside `input_tokens`, not in it
 _BY_DIALECT: Final[Mapping[str, tuple[_Names, ...]]] = {
     "openai_chat": (_CHAT,),
     "openai_responses": (_RESPONSES,),
@@ -70,8 +88,10 @@ _TOTALS: Final = ("total_tokens",)
 
 def tokens_of(dialect: str, usage: Mapping[str, int] | None) -> Tokens | None:
     """`usage` under the provider's own dotted names; None where it does not say both input and output."""
-    if not usage:
+    if not usage or any(name.startswith(ITERATIONS) and not name.startswith(f"{COMPACTION}.") for name in usage):
         return None
+    if dialect == "generic" and not _CACHE_PARTS.isdisjoint(usage) and (found := _read(_ANTHROPIC, usage)) is not None:
+        return found
     return next((found for names in _BY_DIALECT.get(dialect, ()) if (found := _read(names, usage)) is not None), None)
 
 

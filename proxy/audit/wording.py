@@ -51,16 +51,30 @@ def headline(report: Report) -> str:
 
 
 def _unknown(row: Row) -> str:
-    """What the attempts may have cost of which nobody knows what became of them."""
+    """What the attempts may have cost of which nobody knows what became of them, or how much of them was served."""
     count, cost = row.counts[Category.UNKNOWN], row.cost(Category.UNKNOWN)
     if not count:
         return "Nothing is unknown."
-    attempts = "1 attempt" if count == 1 else f"{count} attempts"
+    about, it = _what_is_unknown(count - row.decided_served, row.decided_served)
     if cost.unbounded == count:
-        return f"What became of {attempts} is unknown, and nothing bounds what that may have cost."
+        return f"{about} is unknown, and nothing bounds what {it} may have cost."
     low, high = dollars(cost.lower, ROUND_FLOOR), dollars(cost.upper, ROUND_CEILING)
     beside = f", and {cost.unbounded} of them have no upper bound" if cost.unbounded else ""
-    return f"What became of {attempts} is unknown, and may have cost between {low} and {high} more{beside}."
+    return f"{about} is unknown, and may have cost between {low} and {high} more{beside}."
+
+
+def _what_is_unknown(unknown: int, decided: int) -> tuple[str, str]:
+    """As the beginning of a sentence, and as a word later in it."""
+
+    def attempts(count: int) -> str:
+        return "1 attempt" if count == 1 else f"{count} attempts"
+
+    if not decided:
+        return f"What became of {attempts(unknown)}", "that"
+    served = f"{attempts(decided)} decided as served"
+    if not unknown:
+        return f"How much was served of {served}", "that"
+    return f"What became of {attempts(unknown)}, and how much was served of {served},", "all that"
 
 
 def remarks(report: Report) -> list[str]:

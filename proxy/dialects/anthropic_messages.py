@@ -4,7 +4,7 @@ accumulation of events into a message is the reference for `sse_to_json`.
 
 import json
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 from ledger.events import ToolCall
 from proxy.dialects import base
@@ -15,7 +15,7 @@ from proxy.endpoints import Family
 from proxy.headers import RawHeaders
 from proxy.sse import Item
 
-VERSION = 2
+VERSION = 3  # 3: rounds outside of the top-level usage
 
 _TERMINAL_TYPES = frozenset({"message_stop", "error"})
 
@@ -89,7 +89,7 @@ def _message_findings(data: bytes) -> Findings:
     return Findings(
         outcome=Outcome.SUCCEEDED if message.get("content") else Outcome.EMPTY,
         finish_reason=base.text(message.get("stop_reason")),
-        usage=base.flat_usage(message.get("usage")) or None,
+        usage=_usage(message.get("usage"), {}) or None,
         provider_ids=base.body_ids(id=message.get("id")),
         model=base.text(message.get("model")),
         service_tier=_tier(message),
@@ -107,10 +107,10 @@ def _stream_findings(data: bytes) -> Findings:
         types.add(kind)
         if kind == "message_start":
             start = document.get("message") or {}
-            usage |= base.flat_usage(start.get("usage"))
+            usage = _usage(start.get("usage"), usage)
         elif kind == "message_delta":
             # Cumulative: it replaces the placeholder of message_start.
-            usage |= base.flat_usage(document.get("usage"))
+            usage = _usage(document.get("usage"), usage)
             finish_reason = base.text((document.get("delta") or {}).get("stop_reason")) or finish_reason
         elif kind == "error":
             error = base.envelope_error(document) or "error"
@@ -130,6 +130,48 @@ def _stream_findings(data: bytes) -> Findings:
         service_tier=_tier(start),
         tool_calls=_tool_calls(blocks_of(data)),
     )
+
+
+# What one entry of `usage.iterations` states: anthropic 2.14 types/beta/beta_compaction_iteration_usage.py.
+_ROUND_NAMES: Final = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+_ROUND_PARTS: Final = ("ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens")
+
+
+def _usage(usage: object, before: dict[str, int]) -> dict[str, int]:
+    """`before` is replaced by name; `iterations`, a list of rounds, is replaced as a whole."""
+    if not isinstance(usage, dict):
+        return before
+    rounds = usage.get("iterations")
+    kept = {name: count for name, count in before.items() if rounds is None or not name.startswith("iterations.")}
+    stated = {name: value for name, value in usage.items() if name != "iterations"}
+    return kept | base.flat_usage(stated) | _outside(rounds)
+
+
+def _outside(rounds: object) -> dict[str, int]:
+    """Sums of the rounds that the top level does not hold (anthropic 2.14 types/beta/beta_usage.py).
+
+    `message` is in it; `compaction` is not. An advisor and a fallback are other models, and of them, as of kinds of tomorrow, nothing
+    is said: they are counted under `iterations.other`, so that nobody takes the rest for the whole.
+    """
+    sums: dict[str, int] = {}
+    for each in rounds if isinstance(rounds, list) else [] if rounds is None else [rounds]:
+        stated: dict[str, Any] = each if isinstance(each, dict) else {}
+        if stated.get("type") == "message":
+            continue
+        counts = _compaction(stated) if stated.get("type") == "compaction" else None
+        for name, count in (counts or {"other": 1}).items():
+            sums[f"iterations.{name}"] = min(sums.get(f"iterations.{name}", 0) + count, base.COUNT_LIMIT)
+    return sums
+
+
+def _compaction(stated: dict[str, Any]) -> dict[str, int] | None:
+    """None where it lacks one of its numbers."""
+    found = {f"compaction.{name}": base.positive(stated.get(name)) for name in _ROUND_NAMES}
+    parts = stated.get("cache_creation")
+    if isinstance(parts, dict):
+        found |= {f"compaction.cache_creation.{name}": base.positive(parts.get(name, 0)) for name in _ROUND_PARTS}
+    counts = {name: count for name, count in found.items() if count is not None}
+    return counts if len(counts) == len(found) else None
 
 
 def _tier(message: dict[str, Any]) -> str | None:

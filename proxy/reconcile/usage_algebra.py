@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Final
 
 from ledger.stages import Effect, NextOperation
+from proxy.audit.attempts import OwnAttempt
 from proxy.endpoints import EndpointClass
 from proxy.reconcile.usage_cells import Placement
 from proxy.reconcile.usage_equations import (
@@ -28,10 +29,9 @@ from proxy.reconcile.usage_exchange import Exchange, exchange_of, parts
 from proxy.reconcile.usage_exports import Cell
 from proxy.reconcile.usage_windows import Placed, Role, Window, instant
 
-# Where the bill is the whole effect: nothing billed is nothing that a second request could double.
-_BILL_IS_EFFECT: Final = frozenset({EndpointClass.GENERATE.value, EndpointClass.STATELESS_BILLED.value})
-
-
+# Whose requests are read: what such a one can do stands in its body. Below `generic` there are threads, runs and agents of others, with
+# a state, and with tools that no body names.
+_READ: Final = frozenset({"openai_chat", "openai_responses", "anthropic_messages", "gemini"})
 _BY_RULE: Final = frozenset({Role.REFUSED, Role.FAILED})  # what these add, a rule of counting says
 
 
@@ -57,8 +57,25 @@ class Finding:
         open_ = attempt.next_operation is NextOperation.RECONCILE_EFFECT and attempt.decision is None
         if not open_ or attempt.superseded or self.verdict is Verdict.UNDECIDED:
             return False
-        harmless = attempt.effect is Effect.UNKNOWN and attempt.endpoint_class in _BILL_IS_EFFECT
-        return self.verdict is Verdict.SERVED or harmless
+        return self.verdict is Verdict.SERVED or (attempt.effect is Effect.UNKNOWN and _bill_is_effect(attempt))
+
+    @property
+    def is_said(self) -> bool:
+        """False of what was decided, and is not contradicted: there is nothing more to find out."""
+        contradicted = {"served": Verdict.NOT_BILLED, "not_served": Verdict.SERVED}
+        decision = self.placed.attempt.decision
+        return decision not in contradicted or contradicted[decision] is self.verdict
+
+
+def _bill_is_effect(attempt: OwnAttempt) -> bool:
+    """Nothing billed is then nothing that a second request could double."""
+    match attempt.endpoint_class:
+        case EndpointClass.GENERATE.value:
+            return attempt.dialect in _READ
+        case EndpointClass.STATELESS_BILLED.value:
+            return True
+        case _:
+            return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +99,7 @@ class Algebra:
     solved: tuple[Solved, ...]
     alarms: tuple[str, ...]
     hypotheses: tuple[Hypothesis, ...]
-    clean: int  # closed windows without unknowns that add up
+    clean: tuple[Window, ...]  # closed ones without unknowns that add up
 
 
 def analyse(placement: Placement) -> Algebra:
@@ -98,7 +115,7 @@ def analyse(placement: Placement) -> Algebra:
         return _without_verdict(placement, (), (alarm,), ())
     solved = tuple(_solve(window, stated, left, bounds) for window in closed)
     alarms = tuple(_contradiction(one) for one in solved if not one.fits)
-    matched = sum(one.fits for one in solved if _is_clean(one.window))
+    matched = _matched(solved)
     if alarms or placement.foreign:
         return _without_verdict(placement, solved, alarms, left)
     exchange = exchange_of(placement.windows, witnesses, stated, bounds)
@@ -108,13 +125,18 @@ def analyse(placement: Placement) -> Algebra:
         for placed in one.variables
         if placed.role is Role.UNKNOWN and placed.is_surely_here
     ]
-    decided = {finding.placed.attempt.attempt for finding in findings}
+    found = {finding.placed.attempt.attempt for finding in findings}
     findings += [
         Finding(placed, Verdict.UNDECIDED, _why_nowhere(placed, placement))
         for placed in placement.placed
-        if placed.role is Role.UNKNOWN and placed.attempt.attempt not in decided
+        if placed.role is Role.UNKNOWN and placed.attempt.attempt not in found
     ]
-    return Algebra(tuple(sorted(findings, key=lambda one: one.placed.attempt.attempt)), solved, (), left, matched)
+    said = sorted((one for one in findings if one.is_said), key=lambda one: one.placed.attempt.attempt)
+    return Algebra(tuple(said), solved, (), left, matched)
+
+
+def _matched(solved: Sequence[Solved]) -> tuple[Window, ...]:
+    return tuple(one.window for one in solved if one.fits and _is_clean(one.window))
 
 
 def _stated_columns(cells: Sequence[Cell]) -> frozenset[int]:
@@ -162,6 +184,8 @@ def _solve(window: Window, stated: frozenset[int], hypotheses: Sequence[Hypothes
 
 def _finding(one: Solved, placed: Placed, stated: frozenset[int], exchange: Exchange, bounds: Bounds) -> Finding:
     window, equation = one.window, equation_of(one, bounds)
+    if placed.attempt.decision is not None:
+        equation += f"; it was decided {placed.attempt.decision} on record, which only a person replaces"
 
     def undecided(why: str) -> Finding:
         return Finding(placed, Verdict.UNDECIDED, f"{equation}; {why}", window)
@@ -181,8 +205,9 @@ def _finding(one: Solved, placed: Placed, stated: frozenset[int], exchange: Exch
     if labels != exchange.labels(window, placed, stated, bounds):
         return undecided("rows of another cell would fit here too, and then it would be otherwise")
     verdict = Verdict.SERVED if served else Verdict.NOT_BILLED
-    if verdict is Verdict.NOT_BILLED and (several := bounds.scope.several(placed.attempt)) is not None:
-        return undecided(f"nothing of it was billed, but {several}, so the bill is not all that it can have done")
+    more = bounds.scope.several(placed.attempt) or bounds.scope.acts(placed.attempt)
+    if verdict is Verdict.NOT_BILLED and more is not None:
+        return undecided(f"nothing of it was billed, but {more}, so the bill is not all that it can have done")
     return Finding(placed, verdict, equation, window)
 
 
@@ -202,13 +227,9 @@ def _without_verdict(
             "or key, or sendonce is bypassed; compare one key that only sendonce uses: --api-key-id."
         )
         alarms = (alarm, *alarms)
-    findings = [
-        Finding(one, Verdict.UNDECIDED, "an alarm: the export contradicts the record, so it proves nothing")
-        for one in placement.placed
-        if one.role is Role.UNKNOWN
-    ]
-    matched = sum(one.fits for one in solved if _is_clean(one.window))
-    return Algebra(tuple(findings), solved, alarms, left, matched)
+    why = "an alarm: the export contradicts the record, so it proves nothing"
+    unknown = [Finding(one, Verdict.UNDECIDED, why) for one in placement.placed if one.role is Role.UNKNOWN]
+    return Algebra(tuple(one for one in unknown if one.is_said), solved, alarms, left, _matched(solved))
 
 
 def _nothing_left(windows: Sequence[Window], stated: frozenset[int], bounds: Bounds) -> str:
@@ -220,18 +241,13 @@ def _nothing_left(windows: Sequence[Window], stated: frozenset[int], bounds: Bou
 
 
 def _contradiction(one: Solved) -> str:
-    decided = [placed.attempt.call for placed in one.window.placed if placed.role is Role.DECIDED]
-    words = f" A decision on record says that {', '.join(decided)} was served: it may be wrong." if decided else ""
     if not one.window.placed:
-        return f"{equation_of(one)}: nothing on record can have caused it. Somebody else uses this key, or sendonce is bypassed.{words}"
+        return f"{equation_of(one)}: nothing on record can have caused it. Somebody else uses this key, or sendonce is bypassed."
     if any(left is not None and left < 0 for left in one.residual):
-        return (
-            f"{equation_of(one)}: less than the record's own answers. The export is not settled, lacks rows, or is of another key."
-            f"{words}"
-        )
+        return f"{equation_of(one)}: less than the record's own answers. The export is not settled, lacks rows, or is of another key."
     return (
         f"{equation_of(one)}: more than the record can account for. Somebody else uses this key, sendonce is bypassed, or the export "
-        f"is damaged.{words}"
+        "is damaged."
     )
 
 
@@ -247,13 +263,14 @@ def equation_of(one: Solved, bounds: Bounds | None = None) -> str:
     others = {
         Role.REFUSED: "refused",
         Role.FAILED: "failed",
-        Role.DECIDED: "decided as served",
         Role.JOB: "jobs",
         Role.UNKNOWN: "unknown",
     }
     for role, name in others.items():
         if number := sum(placed.role is role and not placed.crosses for placed in window.placed):
             words.append(f"{number} {name}")
+    if decided := sum(placed.attempt.decision is not None for placed in window.unknowns):
+        words.append(f"{decided} of them decided, which proves nothing")
     for at, name in ((1, "input"), (4, "output")):
         if one.residual[at] is not None:
             words.append(f"{name} tokens {one.residual[at]} left" + (_at_most(one, bounds) if at == 1 else ""))

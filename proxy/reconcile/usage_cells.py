@@ -25,7 +25,9 @@ _KINDS: Final[Mapping[str, frozenset[str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """How exports are held against the record. `several`: why an attempt may be counted more than once, else None."""
+    """How exports are held against the record. `several`: why an attempt may be counted more than once, else None. `acts`: why it may
+    have done more than is billed, else None.
+    """
 
     skew_ms: int = int(DEFAULT_SKEW_S * 1000)
     longest_ms: int = int(DEFAULT_LONGEST_S * 1000)
@@ -33,6 +35,7 @@ class Scope:
     alive: frozenset[str] = frozenset()  # calls in flight: nobody knows when they end
     input_upper: Callable[[OwnAttempt], int | None] = field(default=lambda _: None)
     several: Callable[[OwnAttempt], str | None] = field(default=lambda _: None)
+    acts: Callable[[OwnAttempt], str | None] = field(default=lambda _: None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ def place(attempts: Sequence[OwnAttempt], export: Export, scope: Scope, family: 
     placed: list[Placed] = []
     for attempt in attempts:
         if (role := role_of(attempt)) is None:
-            left_out[attempt.attempt] = "it is proven to have reached nobody, or decided so"
+            left_out[attempt.attempt] = "it is proven to have reached nobody"
         elif attempt.endpoint_class not in kinds:
             left_out[attempt.attempt] = f"no {export.source} counts requests of the class {attempt.endpoint_class}"
         elif (one := _placed(attempt, role, naming, scope)) is not None:
@@ -95,23 +98,20 @@ def place(attempts: Sequence[OwnAttempt], export: Export, scope: Scope, family: 
 
 def role_of(attempt: OwnAttempt) -> Role | None:
     """None: it can have added nothing."""
-    whole = attempt.ended == "whole"
-    if attempt.ended == "not_sent" or (attempt.decision == "not_served" and not whole):
+    if attempt.ended == "not_sent":
         return None
     if attempt.background:
         return Role.JOB
-    if attempt.decision == "served" and (attempt.ended != "whole" or attempt.effect is Effect.UNKNOWN):
-        return Role.DECIDED
     if attempt.is_unknown:
         return Role.UNKNOWN
     match attempt.effect:
         case Effect.HAPPENED:
             answered = attempt.status is not None and 200 <= attempt.status < 300
-            return Role.ANSWER if answered else Role.DECIDED
+            return Role.ANSWER if answered else Role.UNKNOWN
         case Effect.ANSWERED:
             return Role.FAILED
         case _:
-            return Role.REFUSED if attempt.status is not None and attempt.decision != "not_served" else None
+            return Role.REFUSED if attempt.status is not None else None
 
 
 def _key(cell: Cell, *, one_key: bool) -> CellKey:

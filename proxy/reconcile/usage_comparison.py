@@ -3,15 +3,19 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Literal
+from typing import Final, Literal
 
 from proxy.audit.attempts import OwnAttempt
+from proxy.endpoints import EndpointClass
 from proxy.reconcile.usage_algebra import Algebra, Solved
-from proxy.reconcile.usage_cells import Placement
+from proxy.reconcile.usage_cells import Placement, role_of
 from proxy.reconcile.usage_exports import Cell, Export
 from proxy.reconcile.usage_windows import Placed, Role, Window
 
 State = Literal["matched", "unmatched", "unknown"]
+
+CENT: Final = Decimal("0.01")
+_COSTLESS: Final = frozenset({EndpointClass.IDEMPOTENT.value, EndpointClass.CREDENTIAL_MINT.value})
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,58 +58,42 @@ def compare_costs(
     lines = []
     for bucket in export.buckets:
         mine = [
-            one
-            for one in attempts
-            if one.started_at_ms is not None and bucket.start_ms <= one.started_at_ms < bucket.end_ms
+            one for one in attempts if one.started_at_ms is None or bucket.start_ms <= one.started_at_ms < bucket.end_ms
         ]
         billed = sum((cell.cost for cell in bucket.cells if cell.cost is not None), Decimal(0))
-        unknowns = sum(one.is_unknown for one in mine)
+        unstated = sum(_may_cost(one) and one.attempt not in (costs or {}) for one in mine)
         known = None if costs is None else sum((costs.get(one.attempt, Decimal(0)) for one in mine), Decimal(0))
-        state, says = _cost_state(known, billed, unknowns)
+        state, says = _cost_state(known, billed, unstated)
         currency = "/".join(sorted({cell.currency for cell in bucket.cells if cell.currency})) or "no rows"
-        own = Numbers(requests=len(mine) - unknowns, cost=known)
+        # A sum with a gap would look like a number.
+        own = Numbers(requests=sum(role_of(one) is Role.ANSWER for one in mine), cost=None if unstated else known)
+        unknowns = sum(one.is_unknown for one in mine)
         lines.append(
             Line(bucket.start_ms, bucket.end_ms, f"all, {currency}", own, Numbers(cost=billed), unknowns, state, says)
         )
     return tuple(lines)
 
 
-def cost_range(
-    one: Solved, bounds: Mapping[str, tuple[Decimal, Decimal | None]]
-) -> tuple[Decimal, Decimal | None] | None:
-    """What the unknown attempts of a window cost together, where the requests say how many were served: the least and the most.
-
-    `bounds`: of each attempt, by its id; None at the top: no bound is known. None: the window does not say how many.
-    """
-    low, high = one.fixed[0]
-    unknown = [placed.attempt.attempt for placed in one.window.unknowns]
-    served = one.residual[0]
-    if (
-        not one.fits
-        or served is None
-        or low != high
-        or not 0 <= served <= len(unknown)
-        or len(unknown) != len(one.variables)
-    ):
-        return None
-    if any(attempt not in bounds for attempt in unknown):
-        return None
-    least = sorted(bounds[attempt][0] for attempt in unknown)[:served]
-    tops = [bounds[attempt][1] for attempt in unknown]
-    if served and None in tops:
-        return sum(least, Decimal(0)), None
-    most = sorted((top for top in tops if top is not None), reverse=True)[:served]
-    return sum(least, Decimal(0)), sum(most, Decimal(0))
+def _may_cost(attempt: OwnAttempt) -> bool:
+    """Not what is proven to have reached nobody, or to have been refused; and what ends in the same state however often it is asked."""
+    return attempt.endpoint_class not in _COSTLESS and role_of(attempt) not in (None, Role.REFUSED)
 
 
-def _cost_state(known: Decimal | None, billed: Decimal, unknowns: int) -> tuple[State, str]:
+def _cost_state(known: Decimal | None, billed: Decimal, unstated: int) -> tuple[State, str]:
+    """`unstated`: own attempts that may have cost something, nobody knows how much."""
     if known is None:
         return "unknown", "no own costs were given to compare with"
-    if known == billed:
+    if unstated and known < billed + CENT:
+        more = f"{max(billed - known, Decimal(0))} more than the known costs; "
+        return "unknown", f"{more}{unstated} own attempts whose cost is not known may have cost it"
+    if _is_one_amount(known, billed):
         return "matched", ""
-    if known < billed and unknowns:
-        return "unknown", f"{billed - known} more than own answers; {unknowns} unknown may have cost it"
     return "unmatched", f"{billed - known} beside own answers"
+
+
+def _is_one_amount(own: Decimal, billed: Decimal) -> bool:
+    """To the cent: how a provider rounds each of its rows is not documented."""
+    return abs(own - billed) < CENT
 
 
 def _line(window: Window, one: Solved | None, costs: Mapping[str, Decimal] | None) -> Line:
@@ -133,7 +121,7 @@ def _state(window: Window, one: Solved | None, own: Numbers, export: Numbers) ->
         return "matched", f"some of the {len(one.variables)} own attempts across its edges stand in it"
     if any(one.residual) or one.variables:
         return "unknown", "what is beyond own answers is within what the other attempts can have used"
-    if own.cost is not None and export.cost is not None and own.cost != export.cost:
+    if own.cost is not None and export.cost is not None and not _is_one_amount(own.cost, export.cost):
         return "unmatched", f"the cost differs by {export.cost - own.cost}"
     return "matched", ""
 

@@ -113,8 +113,6 @@ def _fates(one: Placed, hypothesis: Hypothesis, bounds: Bounds, *, counts_reques
             return (Fate(Label.ERROR, counted if hypothesis.refused else NOTHING),)
         case Role.FAILED:
             return (Fate(Label.ERROR, (NOTHING, counted, bounds.vector(one, billed=0))[hypothesis.failed]),)
-        case Role.DECIDED:
-            return (Fate(Label.SERVED, bounds.vector(one, billed=0)),)
         case Role.JOB:
             return (Fate(Label.SERVED, _ANYTHING),)
         case Role.UNKNOWN:

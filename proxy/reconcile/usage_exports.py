@@ -82,7 +82,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """Whole, in order, nothing twice. `states_empty`: a bucket without rows is one in which nothing was counted."""
+    """Whole, in order, nothing twice."""
 
     source: Source
     kind: str
@@ -101,15 +101,6 @@ class Export:
     @property
     def end_ms(self) -> int:
         return self.buckets[-1].end_ms
-
-    @property
-    def bucket_ms(self) -> int:
-        """The widest one's."""
-        return max(bucket.end_ms - bucket.start_ms for bucket in self.buckets)
-
-    @property
-    def states_empty(self) -> bool:
-        return self.source != "csv"
 
     @property
     def is_costs(self) -> bool:

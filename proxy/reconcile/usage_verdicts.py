@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
 from ledger.ids import CallId
@@ -12,7 +13,8 @@ from proxy.reconcile.usage_equations import described
 from proxy.reconcile.usage_exports import Cell, Export
 from proxy.reconcile.usage_windows import Role, Window
 
-# Twice the freshness that Anthropic documents ("typically within 5 minutes"); OpenAI documents none (providers.md section 3).
+# Twice the freshness that Anthropic documents ("typically within 5 minutes"). OpenAI documents none (providers.md section 3): for it
+# this is a choice, and no more.
 SETTLE_S: Final = 600.0
 
 Holds = Literal["yes", "no", "not shown", "stated"]
@@ -27,10 +29,21 @@ class Precondition:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """A later fetch of the same, and by how many seconds its files are younger."""
+    """A later fetch of the same, and by how many seconds its oldest file is younger than the youngest of the first fetch."""
 
     export: Export
     later_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """`at_ms`: of the oldest file of the first fetch, by its time. `settled`: why whoever asks holds the numbers for final; it goes
+    on record.
+    """
+
+    at_ms: int
+    again: Again | None = None
+    settled: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +55,23 @@ class Report:
     preconditions: tuple[Precondition, ...]
     findings: tuple[Finding, ...]
     final: bool
-    again: Again | None
+    fetched: Fetched
 
     @property
     def alarms(self) -> tuple[str, ...]:
         return self.algebra.alarms
 
 
-def judge(placement: Placement, again: Again | None, settled: str | None) -> Report:
-    """`settled`: why whoever asks holds the numbers for final without a second fetch; it goes on record."""
+def judge(placement: Placement, fetched: Fetched) -> Report:
     algebra = analyse(placement)
     used = [one.window for one in algebra.findings if one.window is not None and one.verdict is not Verdict.UNDECIDED]
-    is_settled = _settled(placement, used, again, settled)
+    if used:
+        used += algebra.clean  # they say what is counted, and that it is all ours
+    over_ms = _over_ms(used)
+    is_settled = _settled(placement, used, fetched, over_ms)
     preconditions = (
         _exclusive(algebra),
+        _over(fetched, over_ms),
         is_settled,
         _calibrated(algebra),
         _mapped(placement),
@@ -68,7 +84,7 @@ def judge(placement: Placement, again: Again | None, settled: str | None) -> Rep
         why = f"the precondition {broken.name} {'does not hold' if broken.holds == 'no' else 'is not shown'}: {broken.says}"
         findings = tuple(_withheld(finding, why) for finding in findings)
     final = broken is None and is_settled.holds in ("yes", "stated")
-    return Report(placement, algebra, preconditions, findings, final, again)
+    return Report(placement, algebra, preconditions, findings, final, fetched)
 
 
 def _forbids(one: Precondition) -> bool:
@@ -88,7 +104,7 @@ def _exclusive(algebra: Algebra) -> Precondition:
     if not algebra.clean:
         return Precondition("exclusive", "not shown", "there is no cell without unknowns to show it")
     says = (
-        f"all {algebra.clean} cells without unknowns add up to own answers and nothing else; that nobody else used the key in the "
+        f"all {len(algebra.clean)} cells without unknowns add up to own answers and nothing else; that nobody else used the key in the "
         "cells with unknowns is inferred from it"
     )
     return Precondition("exclusive", "yes", says)
@@ -102,7 +118,7 @@ def _calibrated(algebra: Algebra) -> Precondition:
     if not algebra.clean:
         says = "no closed window has own answers and no unknown: export more time, or narrower buckets"
         return Precondition("calibrated", "not shown", says)
-    says = f"by {algebra.clean} cells without unknowns {described(algebra.hypotheses)}"
+    says = f"by {len(algebra.clean)} cells without unknowns {described(algebra.hypotheses)}"
     return Precondition("calibrated", "yes", says)
 
 
@@ -139,22 +155,63 @@ def _one_each(placement: Placement) -> Precondition:
     return Precondition("one", "no", says)
 
 
-def _settled(placement: Placement, used: Sequence[Window], again: Again | None, settled: str | None) -> Precondition:
-    if again is None:
-        if settled is not None:
-            return Precondition("settled", "stated", settled)
-        says = f"fetch the same again {SETTLE_S / 60:.0f} minutes later, and give it as --again"
-        return Precondition("settled", "not shown", says)
-    if changed := _changed(placement.export, again.export, used):
+def _over_ms(used: Sequence[Window]) -> int | None:
+    """When the last attempt of these windows can have been counted at the latest. What has no end is left out: it may have been counted
+    or not, and every account of a window allows for both.
+    """
+    ends = (one.until_ms for window in used for one in window.placed)
+    return max((end for end in ends if end is not None), default=None)
+
+
+def _over(fetched: Fetched, over_ms: int | None) -> Precondition:
+    if over_ms is None:
+        return Precondition("over", "yes", "no window is used that could go on")
+    if fetched.at_ms <= over_ms:
+        says = (
+            f"the first fetch is of {_exact(fetched.at_ms)} by its files' times, and what it is used for may go on until "
+            f"{_exact(over_ms)}: fetch it after that"
+        )
+        return Precondition("over", "no", says)
+    says = f"by its files' times the first fetch is {_after_s(fetched, over_ms):.0f} s younger than all that it is used for"
+    return Precondition("over", "yes", says)
+
+
+def _after_s(fetched: Fetched, over_ms: int) -> float:
+    return (fetched.at_ms - over_ms) / 1000
+
+
+def _exact(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="seconds")
+
+
+def _settled(placement: Placement, used: Sequence[Window], fetched: Fetched, over_ms: int | None) -> Precondition:
+    again, settled = fetched.again, fetched.settled
+    if again is not None and (changed := _changed(placement.export, again.export, used)):
         return Precondition(
             "settled", "no", f"the second fetch says otherwise, first at {changed}: wait, and fetch both again"
         )
-    if again.later_s < SETTLE_S:
-        says = f"the second fetch is {again.later_s:.0f} s younger by its files; {SETTLE_S:.0f} s are wanted"
-        return Precondition("settled", "stated" if settled else "not shown", f"{says}. {settled}" if settled else says)
+    lacks = _lacking(fetched, over_ms)
+    if settled is not None and lacks:
+        return Precondition("settled", "stated", settled if again is None else f"{lacks}. {settled}")
+    if lacks or again is None:
+        return Precondition("settled", "not shown", lacks)
     return Precondition(
         "settled", "yes", f"a fetch {again.later_s:.0f} s later has the same numbers in every window used"
     )
+
+
+def _lacking(fetched: Fetched, over_ms: int | None) -> str:
+    """Empty where two fetches are late enough, and far enough from each other."""
+    if over_ms is not None and _after_s(fetched, over_ms) < SETTLE_S:
+        return (
+            f"the first fetch is {_after_s(fetched, over_ms):.0f} s younger, by its files, than all that it is used for; "
+            f"{SETTLE_S:.0f} s are wanted: fetch it again"
+        )
+    if fetched.again is None:
+        return f"fetch the same again {SETTLE_S / 60:.0f} minutes later, and give it as --again"
+    if fetched.again.later_s < SETTLE_S:
+        return f"the second fetch is {fetched.again.later_s:.0f} s younger by its files; {SETTLE_S:.0f} s are wanted"
+    return ""
 
 
 def _changed(first: Export, second: Export, used: Sequence[Window]) -> str | None:
@@ -192,10 +249,11 @@ def rulings(report: Report, reason: str, by: str) -> Mapping[CallId, Ruling]:
 
 
 def _ruling(report: Report, finding: Finding, reason: str, by: str) -> Ruling:
-    window = finding.window
+    window, again = finding.window, report.fetched.again
     evidence: dict[str, Any] = {
         "exports": dict(report.placement.export.files),
-        "again": dict(report.again.export.files) if report.again else {},
+        "fetched_ms": report.fetched.at_ms,
+        "again": dict(again.export.files) if again else {},
         "verdict": finding.verdict.value,
         "equation": finding.why,
         "preconditions": {one.name: f"{one.holds}: {one.says}" for one in report.preconditions},
@@ -204,7 +262,13 @@ def _ruling(report: Report, finding: Finding, reason: str, by: str) -> Ruling:
     if window is not None:
         evidence["cell"] = str(window.key)
         evidence["window_ms"] = [window.start_ms, window.end_ms]
-        evidence["relies_on"] = [one.attempt.attempt for one in window.placed if one.role is Role.DECIDED]
-    if finding.verdict is Verdict.SERVED:
-        return Ruling("served", reason, by, how="usage_export", result="matches", evidence=evidence)
-    return Ruling("not_served", reason, by, how="usage_export", result="absent_conclusive", evidence=evidence)
+    served = finding.verdict is Verdict.SERVED
+    return Ruling(
+        "served" if served else "not_served",
+        reason,
+        by,
+        how="usage_export",
+        result="matches" if served else "absent_conclusive",
+        evidence=evidence,
+        looked_at=finding.placed.attempt.last_seq,
+    )

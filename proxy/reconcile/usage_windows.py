@@ -27,8 +27,7 @@ class Role(StrEnum):
     ANSWER = "answer"  # a whole 2xx: one request, its tokens as stated
     REFUSED = "refused"  # a wholly received refusal, such as a 400: by hypothesis
     FAILED = "failed"  # the provider said that it failed: by hypothesis
-    DECIDED = "decided"  # served, by a decision on record: one request, tokens between bounds
-    UNKNOWN = "unknown"
+    UNKNOWN = "unknown"  # absent, an error or served; what a person decided of it is no evidence
     JOB = "job"  # goes on by itself: any number of requests, at any time from its start
 
 

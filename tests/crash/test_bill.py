@@ -17,7 +17,8 @@ import pytest
 from synthetic_provider.prices import total
 from synthetic_provider.usage import UsageRecord
 from tests.harness.crashes import CUT, held
-from tests.harness.looked_up import AT_ONCE, configured, operator, usage_pages
+from tests.harness.figures import noted
+from tests.harness.looked_up import AT_ONCE, configured, fetched, operator, usage_pages
 from tests.harness.processes import Rig
 from tests.harness.provider_records import usage_lines
 
@@ -77,8 +78,7 @@ class Bill:
     unknown: dict[str, bool] = field(default_factory=dict)  # call -> was it served
 
     def usage(self, pages: Pages, *more: str) -> "tuple[int, dict[str, Any], str]":
-        path = self.directory / "usage.json"
-        path.write_text(json.dumps(pages))
+        path = fetched(self.directory / "usage.json", pages)
         done = operator(self.rig, "usage", str(path), "--upstream", "openai", *AT_ONCE, *more, "--json")
         return done.returncode, json.loads(done.stdout or "{}"), done.stderr
 
@@ -139,6 +139,15 @@ def check_known_spend_and_its_range(bill: Bill) -> None:
     extra, possible = totals["possible_extra"], billed(bill, digests_of(bill, unknown=True))
     assert Decimal(extra["lower"]) <= possible <= Decimal(extra["upper"]) <= 3 * possible
     assert Decimal(extra["width"]) == Decimal(extra["upper"]) - Decimal(extra["lower"])
+    ratio = Decimal(extra["upper"]) / possible
+    noted(
+        what="bill",
+        calls=totals["calls"],
+        known=str(known),
+        upper=extra["upper"],
+        truth=str(possible),
+        ratio=f"{ratio:.2f}",
+    )
 
 
 NUMBERS: Final = ("input_tokens", "output_tokens", "num_model_requests", "input_uncached_tokens")
@@ -217,7 +226,7 @@ def check_whole_export_settles_what_it_proves(bill: Bill) -> None:
 
 def check_audit_beside_the_export_and_its_page(bill: Bill) -> None:
     """What own answers account for matches to the cent, what unknowns can have used is said to be so; the page loads nothing."""
-    (bill.directory / "usage.json").write_text(json.dumps(usage_pages(bill.rig)))
+    fetched(bill.directory / "usage.json", usage_pages(bill.rig))
     page = bill.directory / "audit.html"
     about = ("audit", "--by", "model", "--export", str(bill.directory / "usage.json"), "--upstream", "openai")
     done = operator(bill.rig, *about, "--html", str(page), "--force", "--json")

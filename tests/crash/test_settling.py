@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 from tests.harness.crashes import CHAT_PATH, held
-from tests.harness.looked_up import AT_ONCE, configured, generating, usage_pages
+from tests.harness.looked_up import AT_ONCE, configured, fetched, generating, usage_pages
 from tests.harness.processes import Rig, chat, provider_in, until
 from tests.harness.provider_records import usage_lines
 from tests.harness.settlements import HELD, WHY, answer_file, killed_at, left_unknown
@@ -74,8 +74,8 @@ def test_import_killed_anywhere_is_all_or_nothing(tmp_path: Path, point: str) ->
                 assert rig.proxy_process is not None
                 rig.proxy_process.kill()
             until(lambda: len(usage_lines(rig.receipts_file)) == 8)
-            (directory / "usage.json").write_text(json.dumps(usage_pages(rig)))
-            about = ("usage", str(directory / "usage.json"), "--upstream", "openai", *AT_ONCE, "--decide", *WHY)
+            file = fetched(directory / "usage.json", usage_pages(rig))
+            about = ("usage", str(file), "--upstream", "openai", *AT_ONCE, "--decide", *WHY)
             config = ("--config", str(directory / "sendonce.toml"))
             done = killed_at(rig, f"{point}=kill@{passing}", *about, *config)
             decisions = [row["decision"] for row in rig.calls() if row["stage"] != "completed"]

@@ -126,7 +126,7 @@ def test_stream_that_broke_off_is_bounded_by_what_it_said_of_itself(priced: Rig)
     priced.settled()
     (unknown,) = audit(priced)["unknown"]
     assert "as the answer that broke off said itself" in unknown["reason"]
-    assert (unknown["ended"], unknown["presumption"]["mark"]) == ("partial", "documented")
+    assert (unknown["ended"], unknown["presumption"]["mark"]) == ("partial", "stated")
 
 
 def test_audit_beside_a_living_proxy_does_not_call_what_runs_unknown(priced: Rig) -> None:

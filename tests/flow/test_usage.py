@@ -15,6 +15,7 @@ from tests.harness.processes import Rig, chat, rig
 from tests.harness.usage_worlds import result
 
 LARGE, SMALL = "synthetic/as=gpt-4o,in=300,out=40,hold=4", "synthetic/as=gpt-4o-mini,in=100,out=10"
+OVER_S = 3600
 AROUND_S = 7200  # the one bucket reaches so far to both sides, so that everything lies surely within
 ASKED, KEY = chat(LARGE, "the one that was lost"), {"Idempotency-Key": "the-lost-one"}
 
@@ -31,15 +32,23 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, str]
 
 
 def export(
-    path: Path, large: tuple[int, int, int], small: tuple[int, int, int] = (2, 200, 20), *, later_s: int = 0
+    path: Path,
+    large: tuple[int, int, int],
+    small: tuple[int, int, int] = (2, 200, 20),
+    *,
+    later_s: int = 0,
+    soon: bool = False,
 ) -> str:
-    """A page of one bucket around now: requests, input, output of each model. Its file is so much younger."""
+    """A page of one bucket around now: requests, input, output of each model. Its file is of an hour from now, when all that the provider
+    may have worked on is over, and so much younger; `soon`: of now.
+    """
     hour = int(time.time()) // 3600 * 3600
     rows = [result(model, requests, tokens_in, 0, tokens_out) for model, (requests, tokens_in, tokens_out) in
             (("gpt-4o", large), ("gpt-4o-mini", small))]  # fmt: skip
     bucket = {"object": "bucket", "start_time": hour - AROUND_S, "end_time": hour + AROUND_S + 3600, "results": rows}
     path.write_text(json.dumps({"object": "page", "data": [bucket], "has_more": False, "next_page": None}))
-    os.utime(path, (time.time() + later_s, time.time() + later_s))
+    at = time.time() + later_s + (0 if soon else OVER_S)
+    os.utime(path, (at, at))
     return str(path)
 
 
@@ -81,6 +90,18 @@ def test_decision_on_an_unsettled_export_is_refused(killed: tuple[Rig, str], tmp
     assert made.show(lost)["stage"] == "effect_unknown"
 
 
+def test_file_from_before_the_end_of_what_it_counts_decides_nothing(killed: tuple[Rig, str], tmp_path: Path) -> None:
+    """The provider may still have worked on it; neither a second fetch nor anybody's word makes that file final."""
+    made, lost = killed
+    file = export(tmp_path / "one.json", NOT_BILLED, soon=True)
+    again = export(tmp_path / "two.json", NOT_BILLED, later_s=3600)
+    for more in (("--again", again), ("--settled", "it counts at once")):
+        code, document, _ = usage(made, file, *more, "--decide", "--reason", "the bill")
+        held = {one["name"]: one["holds"] for one in document["preconditions"]}
+        assert (code, document["decided"], document["final"], held["over"]) == (6, {}, False, "no")
+    assert made.show(lost)["stage"] == "effect_unknown"
+
+
 def test_foreign_request_is_an_alarm_that_settles_nothing(killed: tuple[Rig, str], tmp_path: Path) -> None:
     """One more request than the record has, at the other model: then no cell proves anything."""
     made, lost = killed
@@ -115,6 +136,31 @@ def test_table_shows_the_lines_the_preconditions_and_the_verdict(killed: tuple[R
     assert "gpt-4o-mini key_1" in said
     assert f"{lost}.1: would be served: gpt-4o key_1" in said
     assert "2 requests, 1 own answers, 1 unknown, input tokens 300 left for it" in said
+
+
+def test_what_a_person_decided_and_what_a_request_may_do_elsewhere_settle_nothing(tmp_path: Path) -> None:
+    """One says that the first was served; by that the second would not have been. Neither the word nor an unread field is evidence."""
+    with rig(tmp_path) as made:
+        for model, text in ((LARGE, "first"), (SMALL, "second"), (SMALL, "third")):
+            made.chat(chat(model, text))
+        strange = json.dumps(json.loads(ASKED) | {"a_field_of_tomorrow": 1}).encode()
+        kill_while_held(made, CHAT_PATH, strange, {"Idempotency-Key": "the-strange-one"})
+        first = next(row["call_id"] for row in made.calls() if row["stage"] == "effect_unknown")
+        kill_while_held(made, CHAT_PATH, ASKED, KEY)
+        second = next(row["call_id"] for row in made.calls() if row["stage"] == "effect_unknown")
+        assert first != second
+        _, document, _ = usage(made, export(tmp_path / "none.json", NOT_BILLED))
+        found = {one["call_id"]: one for one in document["verdicts"]}
+        assert (found[first]["verdict"], found[second]["verdict"]) == ("undecided", "not_billed")
+        assert "the request has the field a_field_of_tomorrow" in found[first]["why"]
+        word = ("reconcile", first, "--served", "--reason", "I think so", "--by", "ada")
+        assert sendonce(made, *word).returncode == 0
+        files = [export(tmp_path / f"{at}.json", SERVED, later_s=3600 * at) for at in (0, 1)]
+        code, document, _ = usage(made, files[0], "--again", files[1], "--decide", "--reason", "the bill")
+        (one,) = document["verdicts"]
+        assert (code, document["final"], document["alarms"]) == (0, True, [])
+        assert (one["call_id"], one["verdict"], document["decided"]) == (second, "undecided", {})
+        assert made.show(second)["stage"] == "effect_unknown"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A proxy whose settings a command shares, and the operator's key: what look-ups and resumes need beside a state dir."""
 
 import json
+import os
 import subprocess
 import time
 import urllib.parse
@@ -15,7 +16,9 @@ from tests.harness.processes import Rig, provider_in
 from tests.harness.provider_records import OPENAI_ADMIN
 
 KEY: Final = "sk-test-caller"  # what the rig's clients send
-# The provider counts at once, its clock is ours, and what it worked on when we died it finished within a second.
+# The provider counts at once, its clock is ours, and what it worked on when we died it finished within a second: so its pages say from
+# then on what they will always say, and `fetched` may date them later than they are.
+LATER_S: Final = 10
 AT_ONCE: Final = ("--settled", "this provider counts at once", "--longest-s", "2", "--skew-s", "1")
 GENERATING: Final = ("/chat/completions", "/responses", "/messages", "/batches", "/embeddings")
 
@@ -56,6 +59,14 @@ def lookup(rig: Rig, *arguments: str, key: str = KEY) -> list[dict[str, Any]]:
 def generating(rig: Rig) -> list[dict[str, Any]]:
     """The provider's receipts for requests that make it do something."""
     return [line for line in rig.provider_receipts() if line["path"].partition("?")[0].endswith(GENERATING)]
+
+
+def fetched(path: Path, pages: list[dict[str, Any]]) -> Path:
+    """The pages in a file, as if they were fetched when the longest of AT_ONCE is over."""
+    path.write_text(json.dumps(pages))
+    at = time.time() + LATER_S
+    os.utime(path, (at, at))
+    return path
 
 
 def usage_pages(rig: Rig) -> list[dict[str, Any]]:

@@ -16,15 +16,17 @@ from proxy.reconcile.usage_algebra import Verdict
 from proxy.reconcile.usage_cells import Scope, place
 from proxy.reconcile.usage_exports import Export
 from proxy.reconcile.usage_pages import read_exports
-from proxy.reconcile.usage_verdicts import Again, Report, judge
+from proxy.reconcile.usage_verdicts import Again, Fetched, Report, judge
 
 HOUR: Final = 3_600_000
 DAY: Final = 1_796_000_400_000 // HOUR * HOUR  # the first bucket begins here
 LONGEST: Final = 900_000
 SKEW: Final = 60_000
+FETCHED: Final = DAY + 10 * HOUR  # long after all of a world is over
 MODELS: Final = ("gpt-4o", "gpt-4o-mini")
 # own attempts of known outcome, and what an unknown one really was
 KNOWN: Final = ("answer", "answer", "answer", "refused", "failed")
+DECISIONS: Final = (None, None, "served", "not_served", "accept_duplicate", "parked")  # whatever the truth is
 TRUTHS: Final = ("served", "absent", "refused", "failed")
 
 
@@ -165,6 +167,8 @@ def own(number: int, model: str, kind: str, start_ms: int, end_ms: int, tokens: 
         request_digest=Digest(f"{tokens[0]:064x}"),
         max_output_tokens=None,
         background=False,
+        last_seq=1000 + number,
+        is_answered=kind == "answer",
         next_operation=NextOperation.NONE if known else NextOperation.RECONCILE_EFFECT,
     )
 
@@ -181,7 +185,9 @@ def some_deed(draw: st.DrawFn, number: int, model: str | None = None) -> Deed:
     took = draw(st.integers(0, 30_000))
     truth = draw(st.sampled_from(TRUTHS)) if kind == "unknown" else {"answer": "served"}.get(kind, kind)
     late = draw(st.integers(0, LONGEST)) if kind == "unknown" else draw(st.integers(-SKEW, took + SKEW))
-    return Deed(own(number, model, kind, start, start + took, tokens), truth, start + late, tokens)
+    made = Deed(own(number, model, kind, start, start + took, tokens), truth, start + late, tokens)
+    decision = draw(st.sampled_from(DECISIONS)) if kind == "unknown" else None
+    return made if decision is None else decided(made, decision)
 
 
 @st.composite
@@ -210,7 +216,7 @@ def judged(world: World, pages: dict[str, Any], scope: Scope = SCOPE, *, again: 
     export = export_of(as_anthropic(pages) if world.tokens_only else pages)
     family = Family.ANTHROPIC if world.tokens_only else Family.OPENAI
     placement = place([deed.attempt for deed in world.deeds], export, scope, family)
-    return judge(placement, Again(export, 3600) if again else None, None)
+    return judge(placement, Fetched(FETCHED, Again(export, 3600) if again else None))
 
 
 def lies(world: World, report: Report) -> list[str]:
@@ -232,8 +238,8 @@ def verdicts(report: Report) -> dict[str, Verdict]:
     return {finding.placed.attempt.attempt: finding.verdict for finding in report.findings}
 
 
-def decided(deed: Deed) -> Deed:
-    """As it reads once its truth is decided on record."""
-    decision = "served" if deed.truth == "served" else "not_served"
-    effect = Effect.HAPPENED if decision == "served" else Effect.ABSENT
+def decided(deed: Deed, decision: str | None = None) -> Deed:
+    """As it reads once its truth, or whatever is said, is decided on record."""
+    decision = decision or ("served" if deed.truth == "served" else "not_served")
+    effect = {"served": Effect.HAPPENED, "not_served": Effect.ABSENT}.get(decision, deed.attempt.effect)
     return replace(deed, attempt=replace(deed.attempt, decision=decision, effect=effect))

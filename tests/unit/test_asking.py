@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from proxy.audit.asking import ALLOWANCE_TOKENS, asking, reads_elsewhere
+from proxy.audit.asking import ALLOWANCE_TOKENS, asking
 from tests.harness.bills import body
 
 URL = "https://example.com/a.png"
@@ -76,13 +76,13 @@ def test_request_that_holds_all_it_says_is_bounded_by_its_bytes(fields: dict[str
 )
 def test_request_that_names_something_kept_elsewhere_is_not(fields: dict[str, Any]) -> None:
     """Its input may be as long as the model can take, however short the request is."""
-    assert reads_elsewhere(body(**fields)) is not None
+    assert asking(body(**fields)).beyond is not None
 
 
 @pytest.mark.parametrize("data", [b"", b"[1]", b"\xff", b"--boundary\r\n", b'{"a":' * 5000])
 def test_body_that_is_no_json_object_bounds_nothing(data: bytes) -> None:
     """A form, a truncated body, nonsense: never an error, never a bound."""
-    assert reads_elsewhere(data) == "the body is no JSON object"
+    assert asking(data).beyond == "the body is no JSON object"
 
 
 @pytest.mark.parametrize(
@@ -112,11 +112,21 @@ def test_image_in_the_request_is_not_counted_by_its_bytes(part: dict[str, Any]) 
         {"web_search_options": {"a": 1}},
         {"models": ["a", "b"]},
         {"tools": ["nonsense"]},
+        {"prompt": {"id": "pmpt_1"}},
+        {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}, {"type": "compact_20260112"}]}},
+        {"context_management": [{"type": "compaction", "compact_threshold": 1000}]},
+        {"context_management": {"edits": ["nonsense"]}},
     ],
 )
 def test_tool_that_the_provider_runs_bounds_nothing(fields: dict[str, Any]) -> None:
     """Each round has an input of its own, and nobody counts the rounds beforehand."""
     assert asking(body(**fields)).loops is not None
+
+
+def test_context_that_is_only_cleared_is_one_request() -> None:
+    """Claude Code asks for that in each of its requests; nothing is summed up by a model."""
+    found = asking(body(context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}))
+    assert (found.loops, found.beyond) == (None, "the request has the field context_management")
 
 
 @pytest.mark.parametrize(
@@ -158,4 +168,4 @@ def test_deep_nesting_is_read_to_its_end() -> None:
     nested: Any = {"type": "image_url", "image_url": {"url": URL}}
     for _ in range(400):
         nested = [nested]
-    assert reads_elsewhere(json.dumps({"messages": nested}).encode()) is not None
+    assert asking(json.dumps({"messages": nested}).encode()).beyond is not None

@@ -112,14 +112,30 @@ def test_tier_that_the_request_asks_for_raises_the_bound() -> None:
 
 def test_presumption_says_how_well_it_is_known() -> None:
     """A table with sources; what is not in it is undetermined."""
-    assert presumption("anthropic", None, failed=False).billed == "billed"
     assert presumption("openai", None, failed=False).mark == "undetermined"
-    assert presumption("azure", 400, failed=True).billed == "billed"
+    assert presumption("azure", 408, failed=True).billed == "billed"
     assert presumption("google", 500, failed=True).billed == "not_billed"
     assert presumption("google", 503, failed=True).billed == "undetermined"
     assert all(
         row.source and row.mark != "undetermined" for row in (*CUT.values(), *(row.presumption for row in FAILURES))
     )
+
+
+@pytest.mark.parametrize(
+    ("provider", "status", "billed", "mark"),
+    [
+        ("anthropic", None, "billed", "stated"),  # words of its support
+        ("anthropic", 529, "not_billed", "stated"),
+        ("google", None, "billed", "inferred"),  # reported is only that it does not stop
+        ("azure", 400, "may_be_billed", "documented"),
+        ("azure", 503, "may_be_billed", "documented"),
+        ("aws", None, "billed", "reported"),
+    ],
+)
+def test_presumption_is_as_strong_as_its_source(provider: str, status: int | None, billed: str, mark: str) -> None:
+    """A help centre is no documentation, "may" is no "is", and what follows from a report is not reported."""
+    found = presumption(provider, status, failed=status is not None)
+    assert (found.billed, found.mark) == (billed, mark)
 
 
 def test_output_limits_are_in_order_and_each_can_match() -> None:

@@ -135,5 +135,5 @@ def test_ruling_on_what_was_looked_at_before_something_was_recorded_is_refused()
     looked = replace(ruling("served"), looked_at=past.calls[call].last_seq)
     assert bundle(past.calls[call], past.history, looked, alive=False) is not None
     past.step(call, NAMED["call.delivered"])
-    with pytest.raises(DecisionRefusedError, match="Something was recorded of .* since it was looked at"):
+    with pytest.raises(DecisionRefusedError, match=r"Something was recorded of .* since it was looked at"):
         bundle(past.calls[call], past.history, looked, alive=False)

@@ -1,5 +1,6 @@
 """Every attempt counts once, as what the record proves of it and as nothing more."""
 
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -9,7 +10,7 @@ from ledger.stages import Effect
 from proxy.audit.attempts import own_attempts
 from proxy.audit.money import Between, exactly
 from proxy.audit.spend import Category, Item, item_of
-from tests.harness.bills import LIMITS, PRICES, USAGE, answered, asked, item, own
+from tests.harness.bills import LIMITS, PRICES, USAGE, answered, asked, item, own, state
 from tests.harness.histories import Past, Step, observed
 from tests.harness.ledgers import NAMED
 
@@ -89,6 +90,29 @@ def test_recovered_answer_is_known_after_all() -> None:
         "call.completed",
     )
     assert (made.category, made.cost) == (C.KNOWN, exactly(Decimal("0.008")))
+
+
+@pytest.mark.parametrize(("ended_by", "is_unknown"), [("retrieved", False), ("operator_statement", True)])
+def test_answer_that_a_person_brought_is_that_persons_word(ended_by: str, is_unknown: bool) -> None:
+    """What the provider gave of itself is on record; a file may be of anything, and proves nothing of another call."""
+    recovered = replace(NAMED["attempt.observed:recovered"], ended_by=ended_by)
+    closing = (answered()[3], "attempt.retry_decided", "attempt.completed", "call.completed")
+    assert own(*LOST, "reconcile.decided:served", recovered, *closing).is_unknown is is_unknown
+
+
+@pytest.mark.parametrize("decision", ["served", "not_served", "accept_duplicate", "parked"])
+def test_decided_attempt_stays_unknown_to_a_bill(decision: str) -> None:
+    """A decision is no record of what the provider did."""
+    assert own(*LOST, f"reconcile.decided:{decision}").is_unknown
+    assert own(*asked(), "attempt.observed:not_sent").is_unknown is False
+    assert own(*answered()).is_unknown is False
+
+
+def test_attempt_knows_the_newest_event_of_its_call() -> None:
+    """What is decided by what was read then is void once something more is recorded."""
+    calls = [state(*LOST), state(*LOST, "reconcile.decided:parked")]
+    seen = [one.last_seq for call in calls for one in own_attempts([call])]
+    assert seen == [call.last_seq for call in calls]
 
 
 def test_attempt_that_another_followed_is_an_accepted_duplicate() -> None:

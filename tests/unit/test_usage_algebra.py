@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from proxy.reconcile.usage_algebra import Verdict
 from tests.harness.usage_worlds import (
     DAY,
@@ -122,6 +124,14 @@ def test_nothing_billed_of_what_may_act_at_the_provider_is_undecided() -> None:
     assert "a tool runs there, so the bill is not all that it can have done" in report.findings[0].why
 
 
+def test_nothing_billed_of_what_names_something_elsewhere_is_undecided() -> None:
+    """It may have been read, or added to; that it was served, its tokens still prove."""
+    scope = replace(SCOPE, acts=lambda _: "the request has the field conversation")
+    for truth, verdict in (("absent", Verdict.UNDECIDED), ("served", Verdict.SERVED)):
+        world = World([*answers(1, 2, 2), deed(9, "unknown", truth, 2)], counts_refused=False, counts_failed=0)
+        assert verdicts(judged(world, world.pages(), scope)) == {"call_0009.1": verdict}
+
+
 def test_model_that_no_answer_ever_named_is_undecided() -> None:
     """The only cell there is need not be its own."""
     stray = deed(9, "unknown", "absent", 2)
@@ -204,12 +214,27 @@ def test_decided_attempts_are_none_of_the_unknown_ones() -> None:
     assert (report.alarms, report.findings) == ((), ())
 
 
-def test_wrong_decision_on_record_is_an_alarm_that_names_it() -> None:
-    """What was decided served, and neither counted nor billed, contradicts the export."""
-    world = World([*answers(1, 2, 2), deed(9, "unknown", "absent", 2)], counts_refused=False, counts_failed=0)
-    wrong = decided(replace(world.deeds[-1], truth="served"))
-    report = judged(replace(world, deeds=[*world.deeds[:-1], wrong]), world.pages())
-    assert "A decision on record says that call_0009 was served" in report.alarms[0]
+@pytest.mark.parametrize(("truth", "decision"), [("absent", "served"), ("served", "not_served")])
+def test_decision_that_the_export_contradicts_is_said_and_not_replaced(truth: str, decision: str) -> None:
+    """A person decided it, and a person has to see that it was wrong."""
+    wrong = decided(deed(9, "unknown", truth, 2), decision)
+    world = World([*answers(1, 2, 2), wrong], counts_refused=False, counts_failed=0)
+    report = judged(world, world.pages())
+    (found,) = report.findings
+    assert (report.alarms, found.settles) == ((), False)
+    assert found.verdict is (Verdict.SERVED if truth == "served" else Verdict.NOT_BILLED)
+    assert f"it was decided {decision} on record, which only a person replaces" in found.why
+
+
+@pytest.mark.parametrize("decision", ["served", "not_served", "accept_duplicate", "parked"])
+@pytest.mark.parametrize(("first", "second"), [("absent", "served"), ("served", "absent")])
+def test_what_a_person_said_of_one_call_proves_nothing_of_another(decision: str, first: str, second: str) -> None:
+    """Two in one cell, one of them served: which one it was is in no export, whatever was decided about the other."""
+    said = decided(deed(8, "unknown", first, 2), decision)
+    world = World([*answers(1, 2, 2), said, deed(9, "unknown", second, 2)], counts_refused=False, counts_failed=0)
+    report = judged(world, world.pages())
+    assert (report.alarms, verdicts(report)["call_0009.1"]) == ((), Verdict.UNDECIDED)
+    assert "2 unknown, 1 of them decided, which proves nothing" in report.findings[-1].why
 
 
 def test_attempt_without_time_leaves_its_models_cells_undecided() -> None:

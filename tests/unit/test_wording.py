@@ -31,6 +31,22 @@ def test_headline_says_what_is_known_and_what_is_not() -> None:
     assert "1 answered attempts have no price" in wording.headline(reported(item(*answered(model="nobody-knows"))))
 
 
+def test_headline_tells_what_was_decided_served_from_what_nobody_knows_of() -> None:
+    """Of the one a person said what became of it; only how much of it was served is unknown."""
+    served = at(item(*asked(MODEL, 100), observed("partial"), "reconcile.decided:served"), 2)
+    cut = at(item(*asked(MODEL, 100), observed("partial")), 3)
+    only, both = (
+        wording.headline(reported(_bounded(served))),
+        wording.headline(reported(_bounded(served), _bounded(cut))),
+    )
+    assert "How much was served of 1 attempt decided as served is unknown, and may have cost between" in only
+    assert (
+        "What became of 1 attempt, and how much was served of 1 attempt decided as served, is unknown, and may have cost"
+        in both
+    )
+    assert "What became of 1 attempt is unknown, and may have cost" in wording.headline(reported(_bounded(cut)))
+
+
 def _bounded(made: Item) -> Item:
     return replace(made, cost=Between(upper=made.cost.upper + 1))
 
