@@ -245,7 +245,8 @@ def tells(call: Call, row: dict[str, Any]) -> bool:
 def tells_inputs(call: Call, row: dict[str, Any]) -> bool:
     manifest = call.told.get("manifest")
     return (
-        (told_digest(b"", {**MANIFEST_MAY_LACK, **row["manifest"]}) if row["manifest"] is not None else None) == manifest
+        (told_digest(b"", {**MANIFEST_MAY_LACK, **row["manifest"]}) if row["manifest"] is not None else None)
+        == manifest
         and lists(row["decisions"], DECISION, call.told.get("decisions"))
         and all_agree(row["attempt_rows"], call.attempt_rows())
     )
