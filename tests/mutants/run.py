@@ -57,6 +57,7 @@ CHECKS: Final = {
     "resume": (*_PYTEST, "tests/flow/test_resume_command.py"),
     "look-ups": (*_PYTEST, "tests/unit/test_lookups.py"),
     "bundles": (*_PYTEST, "tests/unit/test_operator.py"),
+    "exports": (*_PYTEST, "tests/unit/test_usage_algebra.py"),
 }
 
 # patch -> the checks that must notice it, and what each must say: another failure would not be this mutant's
@@ -100,6 +101,7 @@ CAUGHT_BY: Final[dict[str, dict[str, str]]] = {
     "answer-unexamined": {"decisions": "test_file_that_is_no_answer_is_refused"},
     "resume-for-anybody": {"resume": "test_another_key_is_another_caller"},
     "a-404-is-absent": {"look-ups": "test_response_that_is_not_had_settles_nothing"},
+    "absence-proves": {"exports": "test_unknown_may_stand_in_bucket_without_row_is_undecided"},
     "late-ruling": {"bundles": "test_ruling_on_what_was_looked_at_before_something_was_recorded_is_refused"},
 }
 
