@@ -180,7 +180,7 @@ class Forwarder:
                 Entry(call, None, manifest.requested(request, plan, self._epoch)),
                 Entry(call, None, manifest.manifest(request, injected(request, call), body)),
             ]
-            if head is not None and (resumed := manifest.resumed(plan, head)) is not None:
+            if head is not None and (resumed := manifest.resumed(request, plan, head)) is not None:
                 entries.append(Entry(call, None, resumed))
             if (served := manifest.served(request, "resumed" if plan.resumed else "forwarded")) is not None:
                 entries.append(Entry(call, None, served))

@@ -7,7 +7,7 @@ import asyncio
 import os
 import re
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from ssl import create_default_context
 from typing import Final
@@ -79,14 +79,6 @@ async def known_of(settings: Settings, reader: Reader, call: CallState, how: How
     """What is on record of the call's newest attempt. Raises DecisionRefusedError where there is nothing to look up."""
     manifest = _looked_up(settings, call)
     assert call.attempt is not None
-    equals, others = 0, set()
-    async with aclosing(reader.unresolved()) as unresolved:
-        async for other in unresolved:
-            same = other.manifest and other.manifest.body.digest == manifest.body.digest
-            equals += bool(other.call != call.call and other.upstream == call.upstream and same)
-    for done in await reader.newest(LOOKED_AT):
-        if done.call != call.call and _creates_alike(done, manifest) and done.attempt and done.attempt.interpreted:
-            others |= set(done.attempt.interpreted.provider_ids.values())
     ids, partial = await _came(settings, reader, call)
     parts = urlsplit(manifest.url)
     tag = dict(manifest.injected).get(INJECTED_TAG)
@@ -98,14 +90,27 @@ async def known_of(settings: Settings, reader: Reader, call: CallState, how: How
         ids=ids,
         partial=partial,
         started_s=(call.attempt.started_at_ms or call.created_at_ms) / 1000,
-        others=frozenset(others),
-        equals=equals,
         tag=tag if tag == call.call else None,  # recorded bytes that were sent again bear the tag of the call before
         lists_all=call.upstream == "openai" and not settings.upstreams[call.upstream].gateway,
         asked_s=clock.now_ms() / 1000,
         settle_s=how.settle_s,
         cancels=how.cancels,
     )
+
+
+async def among_others(reader: Reader, call: CallState, known: Known) -> Known:
+    """With what else is on record that may explain an entry of a list: ids that others have, and calls that may have made the like."""
+    equals, others = 0, set()
+    assert call.manifest is not None
+    for done in await reader.newest(LOOKED_AT):
+        attempt, manifest = done.attempt, done.manifest
+        if done.call == call.call or attempt is None or manifest is None or not _is_alike(manifest, call.manifest):
+            continue
+        if attempt.interpreted is not None and attempt.interpreted.provider_ids.get("id"):
+            others |= set(attempt.interpreted.provider_ids.values())
+        elif not attempt.proven_absent and manifest.body.digest == call.manifest.body.digest:
+            equals += 1  # decided or not: what it made is not known
+    return replace(known, others=frozenset(others), equals=equals)
 
 
 def _looked_up(settings: Settings, call: CallState) -> CallManifest:
@@ -128,9 +133,9 @@ def _looked_up(settings: Settings, call: CallState) -> CallManifest:
     return manifest
 
 
-def _creates_alike(done: CallState, manifest: CallManifest) -> bool:
-    """By the same request line: what its answer names, it made. The answer to a cancelling names what another one made."""
-    return done.manifest is not None and (done.manifest.method, done.manifest.url) == (manifest.method, manifest.url)
+def _is_alike(one: CallManifest, other: CallManifest) -> bool:
+    """The same request line: what its answer names, it made. The answer to a cancelling names what another one made."""
+    return (one.method, one.url) == (other.method, other.url)
 
 
 async def _came(settings: Settings, reader: Reader, call: CallState) -> tuple[dict[str, str], bytes]:

@@ -26,6 +26,7 @@ from proxy.console import (
     run,
 )
 from proxy.looking import MECHANISMS, How, LookupFailedError
+from proxy.reconcile.batch_lookups import BY_LIST
 from proxy.reconcile.lookups import SETTLE_S, LookedUp
 from proxy.reconcile.operator import DecisionRefusedError
 from proxy.settings import Settings, SettingsError, load
@@ -115,7 +116,9 @@ async def _one(
         if call is None:
             raise DecisionRefusedError(f"There is no call {call_id}. `sendonce calls` lists them.")
         known = await looking.known_of(settings, reader, call, how)
-    mechanism = looking.mechanism_for(known)
+        mechanism = looking.mechanism_for(known)
+        if mechanism in BY_LIST:
+            known = await looking.among_others(reader, call, known)
     if mechanism is None:
         says = f"No look-up is known for {known.path}. Settle it by an export (sendonce usage) or a decision (sendonce reconcile)."
         return _row(call_id, None, LookedUp("absent_inconclusive", says), None)

@@ -241,12 +241,17 @@ def headers_left_out(headers: RawHeaders) -> tuple[str, ...]:
     )
 
 
-def resumed(plan: Forward, head: Head) -> CallResumed | None:
-    """For a continuation of a recorded manifest: what was compared, what differs and is allowed, the head relied on."""
+def resumed(request: CallRequest, plan: Forward, head: Head) -> CallResumed | None:
+    """For a continuation of a recorded manifest: what was compared, what differs and is allowed, the head relied on.
+
+    Bodies are compared as they are sent: what an injection level adds makes them differ, or the tag of the call before.
+    """
     if plan.continues is None or plan.continues.manifest is None:
         return None
+    differs = plan.continues.manifest.body.digest != request.body.digest
+    differences = (*(["body"] if differs else []), *(each for each in plan.differences if each != "body"))
     compared = ("method", "url", "canonical_body", "body", "context")
-    return CallResumed(plan.continues.call, compared, plan.differences, head.seq, head.chain)
+    return CallResumed(plan.continues.call, compared, differences, head.seq, head.chain)
 
 
 def served(request: CallRequest, disposition: ServedBy) -> PassServed | None:

@@ -1,21 +1,28 @@
 """What goes on from the record: `resume` sends what provably never left, `reinterpret` reads preserved answers anew."""
 
 import os
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from ledger.epochs import StateDir
 from ledger.ids import CallId
 from ledger.reader import open_reader
+from ledger.stages import Effect
 from proxy import owner, tables, wiring
-from proxy.console import ConfigOption, JsonOption, StateDirOption, errors, out, print_json, run
+from proxy.console import EXIT_DECISION, ConfigOption, JsonOption, StateDirOption, errors, out, print_json, run
 from proxy.credentials import credential
 from proxy.owner import NotFoundError
 from proxy.settings import Settings, load
 from proxy.tables import Progressing
 
 app = typer.Typer()
+NEXT: Final = {
+    Effect.HAPPENED: "Its client gets the answer when it asks again.",
+    Effect.ABSENT: "The provider did not serve it, so it can be resumed again: look with sendonce show.",
+    Effect.ANSWERED: "The provider answered that it failed: look with sendonce show.",
+    Effect.UNKNOWN: "Whether the provider served it is unknown now: look with sendonce show.",
+}
 
 
 @app.command()
@@ -39,12 +46,11 @@ def resume(
         document = run(_resume(settings, CallId(call), seq, leaves_out=leave_out))
     if as_json:
         print_json(document)
-        return
-    out.print(
-        f"{document['call']} was resumed as {document['resumed_as']}: {document['stage']}, its effect is {document['effect']}. "
-        "Its client gets the answer when it asks again.",
-        markup=False,
-    )
+    else:
+        sentence = f"{document['call']} was resumed as {document['resumed_as']}: {document['stage']}, its effect is {document['effect']}."
+        out.print(f"{sentence} {NEXT[Effect(document['effect'])]}", markup=False)
+    if document["effect"] != Effect.HAPPENED:
+        raise typer.Exit(EXIT_DECISION)
 
 
 async def _resume(settings: Settings, call_id: CallId, seq: int | None, *, leaves_out: bool) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from ledger.calls import CallState
 from ledger.errors import ConflictError, LedgerError
+from ledger.events import Body
 from ledger.ids import CallId, Digest, Head, Key
 from ledger.stages import Effect, Stage
 from proxy import manifest
@@ -105,11 +106,7 @@ async def _request(services: Services, call: CallState, credential: RawHeaders) 
         raise DecisionRefusedError(
             f"{call.call} was meant for {recorded.url}, where {call.upstream} no longer points. Give the settings it was recorded with."
         )
-    body = RequestBody(services.state_dir.spool, services.memory)
-    if recorded.body.size:
-        async with aclosing(services.reader.body(recorded.body.digest)) as pieces:
-            async for piece in pieces:
-                body.append(piece)
+    body = await _recorded_body(services, recorded.body)
     headers = (
         *(pair for pair in as_headers(recorded.headers) if find(credential, pair[0].lower()) is None),
         *credential,
@@ -138,6 +135,22 @@ async def _request(services: Services, call: CallState, credential: RawHeaders) 
         lineage=requested.lineage,
         added=added,
     )
+
+
+async def _recorded_body(services: Services, recorded: Body) -> RequestBody:
+    """Raises DecisionRefusedError where the disk has no room for it."""
+    body = RequestBody(services.state_dir.spool, services.memory)
+    if not recorded.size:
+        return body
+    try:
+        async with aclosing(services.reader.body(recorded.digest)) as pieces:
+            async for piece in pieces:
+                body.append(piece)
+    except OSError as error:
+        raise DecisionRefusedError(
+            f"The disk has no room for the request ({error.strerror}). Make some first."
+        ) from error
+    return body
 
 
 def _check_drift(call: CallState, read: CallRequest) -> None:

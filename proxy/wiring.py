@@ -123,7 +123,7 @@ async def serve(
         rereads(services, reread, tls)
         server = DataServer(Ingress(services), services.registry.connection_lost, settings.timeouts.client_header_s)
         listeners = [await listen_with(server, sock, tls, settings.timeouts.client_header_s) for sock in sockets]
-        runner = web.AppRunner(control.application(services), access_log=None)
+        runner = web.AppRunner(control.application(services), access_log=None, shutdown_timeout=SHUTDOWN_S)
         await runner.setup()
         state_dir.control_socket.unlink(missing_ok=True)
         await web.UnixSite(runner, str(state_dir.control_socket)).start()

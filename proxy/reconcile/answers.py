@@ -5,6 +5,7 @@ from typing import Final
 
 from proxy.dialects.base import Dialect, Outcome, TerminalEvidence
 from proxy.effects import UpstreamTraits
+from proxy.endpoints import Family
 from proxy.headers import RESPONSE_STORED, RawHeaders, stored
 from proxy.reconcile.operator import DecisionRefusedError, Recovered
 
@@ -13,6 +14,13 @@ GIVEN: Final = frozenset({Outcome.SUCCEEDED})  # what a person gives must show i
 # What the provider gives under the answer's own id is the answer, an empty or a failed one too.
 FETCHED: Final = GIVEN | {Outcome.EMPTY, Outcome.IN_BAND_ERROR}
 _LEFT_OUT = frozenset({b"content-length", b"content-encoding", b"content-type"})  # they are of the way it came back
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        return not data.decode().startswith("\ufeff")
+    except UnicodeDecodeError:
+        return False
 
 
 def recovered(
@@ -28,7 +36,11 @@ def recovered(
     raw: RawHeaders = ((b"Content-Type", kind),)
     reading = dialect.interpret(200, raw, data, traits)
     proven = dialect.evidence(200, raw, data, traits) is TerminalEvidence.PROVEN
-    if not proven or reading.outcome not in outcomes:
+    # JSON on the wire is UTF-8 without a mark; an answer in a dialect that is read says why it ended.
+    is_odd = not _is_text(data) or (
+        outcomes == GIVEN and dialect.family is not Family.GENERIC and reading.finish_reason is None
+    )
+    if not proven or is_odd or reading.outcome not in outcomes:
         found = reading.outcome if proven or not data else f"{reading.outcome}, and its end is missing"
         raise DecisionRefusedError(
             f"{where} is no whole answer as {dialect.name} has it ({found}). Give the provider's answer to this very request, "

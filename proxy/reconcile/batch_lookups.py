@@ -27,7 +27,7 @@ from proxy.reconcile.lookups import (
 
 PAGE_ENTRIES: Final = 100
 PAGES_LIMIT: Final = 50  # of a listing; an order of its entries is documented nowhere, so it is read to its end
-CLOCK_SKEW_S: Final = 300  # of the provider's clock against ours
+CLOCK_SKEW_S: Final = 2  # of the provider's clock against ours; a like one that seems older may be anybody's
 
 Entry = dict[str, Any]
 Walk = Generator[Get | Cancel | Pause, Reply, Any]

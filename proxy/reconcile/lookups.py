@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from ledger.events import Found
 from ledger.ids import CallId
-from proxy.dialects.base import objects, parsed_object
+from proxy.dialects.base import data_objects, objects, parsed_object
 from proxy.headers import RawHeaders
 
 TAG: Final = "sendonce_call"  # in a request's metadata, by injection level 1 or 2
@@ -138,7 +138,10 @@ def look(mechanism: Mechanism, known: Known) -> Asking:
 # --- OpenAI Responses ---------------------------------------------------------------------------------------------
 
 _UNFINISHED: Final = frozenset({"queued", "in_progress"})
-_RESPONSE_ID: Final = re.compile(r"resp_[A-Za-z0-9_-]+")
+_ENDED: Final = frozenset({"completed", "incomplete", "failed"})
+_RESPONSE_ID: Final = re.compile(r"resp_[A-Za-z0-9_-]{1,128}")
+# Of any provider; it is a word of theirs, and goes into a path with the operator's key behind it.
+_ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,255}")
 
 
 def _is_response(known: Known) -> bool:
@@ -175,6 +178,8 @@ def _of_status(known: Known, reply: Reply, status: str) -> Asking:
         return LookedUp("matches", says, about)
     if status == "cancelled":
         return found(f"{response} was cancelled; what it had generated may be billed.", **about)
+    if status not in _ENDED:
+        return unreadable(reply, response)
     if not known.stream:
         return found(f"{response} is {status}; this is its answer.", reply, **about)
     if known.request.get("background") is not True:
@@ -184,7 +189,17 @@ def _of_status(known: Known, reply: Reply, status: str) -> Asking:
     if tail.status != 200:
         return unreadable(tail, f"the stream of {response}")
     whole = Reply(200, tail.headers, _whole_events(known.partial) + tail.body)
+    if not _is_one_stream(whole.body, response):
+        return LookedUp("differs", f"What came as the rest of {response} does not continue what had come of it.", about)
     return found(f"{response} is {status}; the rest of its stream was fetched.", whole, **about)
+
+
+def _is_one_stream(stream: bytes, response: str) -> bool:
+    """Each event once and none missing, by their numbers, and all of this response."""
+    documents = list(data_objects(stream))
+    numbers = [document.get("sequence_number") for document in documents]
+    named = {document["response"].get("id") for document in documents if isinstance(document.get("response"), dict)}
+    return numbers == list(range(len(numbers))) and named == {response}
 
 
 def _after(partial: bytes) -> str:
@@ -213,12 +228,14 @@ def _chat(known: Known) -> Asking:
         if listed.status != 200 or not isinstance(listed.document.get("data"), list):
             return unreadable(listed, "The list of stored completions")
         stored = objects(listed.document["data"])
-        if len(stored) > 1:
-            return LookedUp("differs", f"More than one stored completion has the tag {tag}.", {"tag": tag})
+        if len(stored) > 1 or any(_tag_of(one) != tag for one in stored):
+            return LookedUp(
+                "differs", f"What is listed for the tag {tag} is not one completion that has it.", {"tag": tag}
+            )
         completion = str(stored[0]["id"]) if stored else None
     else:
         completion = known.ids.get("id")
-    if completion is None:
+    if completion is None or not _ID.fullmatch(completion):
         return nothing_proven(
             "No stored completion is known of it. That proves nothing: what failed or broke off is not stored, nor is anything under "
             "zero data retention, and how long storing takes is documented nowhere.",
@@ -229,21 +246,31 @@ def _chat(known: Known) -> Asking:
         return nothing_proven(
             f"{completion} is not stored, which proves nothing: what broke off is not.", id=completion
         )
-    if reply.status != 200 or reply.document.get("id") != completion:
+    if reply.status != 200 or reply.document.get("id") != completion or (tag and _tag_of(reply.document) != tag):
         return unreadable(reply, completion)
     return found(f"{completion} is stored; this is its answer.", reply, id=completion)
+
+
+def _tag_of(completion: Mapping[str, Any]) -> object:
+    metadata = completion.get("metadata")
+    return metadata.get(TAG) if isinstance(metadata, dict) else None
 
 
 # --- OpenRouter ---------------------------------------------------------------------------------------------------
 
 
 def _is_generation(known: Known) -> bool:
-    return "x-generation-id" in known.ids or known.ids.get("id", "").startswith("gen-")
+    return bool(_generation_id(known))
+
+
+def _generation_id(known: Known) -> str | None:
+    said = known.ids.get("x-generation-id") or known.ids.get("id", "")
+    return said if _ID.fullmatch(said) and ("x-generation-id" in known.ids or said.startswith("gen-")) else None
 
 
 def _generation(known: Known) -> Asking:
     """What it cost, not what it said: the exact cost is in the evidence."""
-    generation = known.ids.get("x-generation-id") or known.ids["id"]
+    generation = _generation_id(known) or ""
     prefix = known.path.partition("/v1/")[0]
     reply = yield Get(f"{prefix}/v1/generation?id={generation}")
     if reply.status == 404:

@@ -139,8 +139,19 @@ def test_answer_from_elsewhere_is_replayed(unknowns: tuple[Rig, list[str]], tmp_
         b'{"error":{"message":"no","type":"server_error"}}',
         b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n',
         b'{"id":"chatcmpl-1","object":"chat.completion","choices":[{"index":0',
+        b'{"id":"chatcmpl-1","choices":[{"index":0,"message":{"content":"hi"},"finish_reason":null}]}',
+        '{"id":"c","choices":[{"index":0,"message":{"content":"hi"},"finish_reason":"stop"}]}'.encode("utf-16"),
     ],
-    ids=["empty", "text", "another dialect", "an error", "a stream without its end", "half a document"],
+    ids=[
+        "empty",
+        "text",
+        "another dialect",
+        "an error",
+        "a stream without its end",
+        "half a document",
+        "unfinished",
+        "utf-16",
+    ],
 )
 def test_file_that_is_no_answer_is_refused(unknowns: tuple[Rig, list[str]], tmp_path: Path, wrong: bytes) -> None:
     """It names the file and what is wanted, and the call stays as it was."""

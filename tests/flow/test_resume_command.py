@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from tests.harness.crashes import CHAT_PATH, CUT, call_of, events_of, held, receipts_of, records_of
 from tests.harness.looked_up import configured, generating, operator
 from tests.harness.passes import open_pass
-from tests.harness.processes import Rig, chat, until
+from tests.harness.processes import Rig, chat, start_provider, until
 
 KEYED = {"Idempotency-Key": "mine"}
 CONTEXT = {"Sendonce-Context-Package": "sha256:1", "Sendonce-Task": "t-1"}
@@ -33,8 +34,9 @@ def left(rig: Rig, body: bytes, headers: dict[str, str] | None = None, point: st
 
 def resumed(rig: Rig, call: str, *more: str) -> dict[str, Any]:
     done = operator(rig, "resume", call, *more, "--json")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode in (0, 6), done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
+    assert (done.returncode == 0) == (document["effect"] == "happened")
     return document
 
 
@@ -104,6 +106,70 @@ def test_provider_that_refuses_leaves_another_absent_effect(rig: Rig) -> None:
     assert done.returncode == 6
     assert f"{call} was continued by {first['resumed_as']}" in done.stderr
     assert len(generating(rig)) == 2
+
+
+def test_provider_that_is_away_leaves_it_to_be_resumed_again(rig: Rig) -> None:
+    """It says so, and what was not sent is sent later, once."""
+    call = left(rig, chat())
+    port = rig.provider_process.port
+    rig.provider_process.close()
+    done = operator(rig, "resume", call)
+    assert done.returncode == 6
+    assert "The provider did not serve it, so it can be resumed again" in done.stdout
+    rig.provider_process = start_provider(rig.receipts_file, port=port)
+    assert resumed(rig, call_of(rig)["call_id"])["effect"] == "happened"
+    assert len(generating(rig)) == 1
+
+
+def test_stop_does_not_wait_for_a_resume_longer_than_for_any_call(rig: Rig) -> None:
+    """It is cut like the others, and is unknown then; the command says where it stands."""
+    call = left(rig, chat("synthetic/hold=forever"))
+    assert rig.proxy_process is not None
+    rig.proxy_process.close()
+    rig.arguments += ["--config", str(short_stop(rig))]
+    rig.start()
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(rig.command, "status")  # a worker of its own is there before the clock matters
+        asked.result()
+        resuming = pool.submit(operator, rig, "resume", call)
+        until(lambda: len(generating(rig)) == 1)
+        assert rig.proxy_process.stop() == 0
+        done = resuming.result()
+    assert done.returncode == 6
+    assert f"{call} was continued by" in done.stderr
+    rig.start()
+    assert call_of(rig)["next_operation"] == "reconcile_effect"
+
+
+def short_stop(rig: Rig) -> Path:
+    """The rig's settings, and half a second for a stop."""
+    path = rig.directory / "short.toml"
+    path.write_text("timeouts = { stop_s = 0.5 }\n" + (rig.directory / "sendonce.toml").read_text())
+    return path
+
+
+@pytest.mark.parametrize("again", ["client", "resume"])
+def test_call_recorded_before_the_level_was_raised_is_continued_with_the_difference_on_record(
+    rig: Rig, again: str
+) -> None:
+    """A tag makes other bytes of it; the intention is the same, and the verifier finds both told."""
+    body = json.dumps({"model": "synthetic", "store": True, "messages": [{"role": "user", "content": "hi"}]}).encode()
+    call = left(rig, body)
+    assert rig.proxy_process is not None
+    rig.proxy_process.close()
+    text = (rig.directory / "sendonce.toml").read_text()
+    (rig.directory / "sendonce.toml").write_text(
+        text.replace("[upstreams.openai]", "[upstreams.openai]\ninjection = 1")
+    )
+    rig.start()
+    if again == "client":
+        assert rig.chat(body).disposition == "resumed"
+    else:
+        resumed(rig, call)
+    rig.settled()
+    (linked,) = records_of(rig, call_of(rig)["call_id"], "call.resumed")
+    assert (linked["continues"], linked["differences"]) == (call, ["body"])
+    assert rig.command("verify").returncode == 0
 
 
 def test_head_that_moved_on_refuses(rig: Rig) -> None:

@@ -68,6 +68,7 @@ def test_stored_response_is_the_answer(status: str) -> None:
         (reply({"object": "list"}), "unreadable"),
         (Reply(200, (), b"<html>"), "unreadable"),
         (Reply(200, (), b""), "unreadable"),
+        (reply(response("teleported")), "unreadable"),
     ],
 )
 def test_response_that_is_not_had_settles_nothing(answer: Reply, result: str) -> None:
@@ -94,43 +95,63 @@ def test_running_response_is_cancelled_only_where_asked(status: str) -> None:
     assert steps[1] == Cancel("/v1/responses/resp_1")
 
 
+def event(number: int, response: str = "resp_1", end: str = "\n\n") -> bytes:
+    return f'data: {{"sequence_number": {number}, "response": {{"id": "{response}"}}}}{end}'.encode()
+
+
 @pytest.mark.parametrize(
-    ("partial", "after", "kept"),
+    ("partial", "after", "rest"),
     [
-        (b"", "", b""),
-        (
-            b'event: a\ndata: {"sequence_number":0}\n\n',
-            "&starting_after=0",
-            b'event: a\ndata: {"sequence_number":0}\n\n',
-        ),
-        (
-            b'data: {"sequence_number": 7}\n\ndata: {"sequence_number": 8',
-            "&starting_after=7",
-            b'data: {"sequence_number": 7}\n\n',
-        ),
-        (b'data: {"sequence_number": 7', "", b""),
-        (b'data: {"sequence_number":3}\r\n\r\ndata', "&starting_after=3", b'data: {"sequence_number":3}\r\n\r\n'),
+        (b"", "", [0, 1, 2]),
+        (event(0), "&starting_after=0", [1, 2]),
+        (event(0) + event(1) + b'data: {"sequence_number": 2', "&starting_after=1", [2]),
+        (event(0)[:-4], "", [0, 1]),
+        (event(0, end="\r\n\r\n") + b"data", "&starting_after=0", [1]),
     ],
+    ids=["nothing", "one event", "a cut one", "a cut first one", "carriage returns"],
 )
-def test_background_stream_goes_on_behind_its_last_whole_event(partial: bytes, after: str, kept: bytes) -> None:
+def test_background_stream_goes_on_behind_its_last_whole_event(partial: bytes, after: str, rest: list[int]) -> None:
     """An event that broke off is fetched again, and no event twice."""
-    tail = Reply(200, (), b"data: tail\n\n")
+    tail = Reply(200, (), b"".join(map(event, rest)))
     found, steps = asked(replace(BACKGROUND, partial=partial), reply(response("completed")), tail)
     assert steps[1] == Get(f"/v1/responses/resp_1?stream=true{after}")
     assert found.answer is not None
-    assert found.answer.body == kept + tail.body
+    assert found.answer.body.count(b"sequence_number") == rest[-1] + 1
+    assert found.answer.body.endswith(tail.body)
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [event(0) + event(1), event(2), event(1) + event(3), event(1, "resp_2"), b"", b'data: {"type": "x"}\n\n'],
+    ids=["from its beginning", "one lacks", "one lacks within", "another's", "nothing named", "no number"],
+)
+def test_stream_that_does_not_continue_is_no_answer(tail: bytes) -> None:
+    """Glued together it would pass for the whole one."""
+    partial = event(0) if tail else b""
+    found, _ = asked(replace(BACKGROUND, partial=partial), reply(response("completed")), Reply(200, (), tail))
+    assert (found.result, found.settles, found.answer) == ("differs", False, None)
+
+
+@pytest.mark.parametrize("name", ["../../v1/batches", "a?b", "a#b", "gen-\u00e9 \0", "", "x" * 300])
+def test_hostile_id_goes_into_no_path(name: str) -> None:
+    """It is the provider's word, and the operator's key would go with it."""
+    assert at_once(replace(CHAT, tag=None, ids={"id": name})).result == "absent_inconclusive"
+    hostile = replace(GENERATION, ids={"x-generation-id": name})
+    assert not any(each.applies(hostile) for each in MECHANISMS)
 
 
 def test_completion_is_found_by_its_tag_alone() -> None:
     """One hit is it; none proves nothing; two are nobody's."""
-    one = {"data": [{"id": "chatcmpl-1"}]}
-    found, steps = asked(CHAT, reply(one), reply({"id": "chatcmpl-1"}))
+    tagged = {"id": "chatcmpl-1", "metadata": {"sendonce_call": "call_1"}}
+    found, steps = asked(CHAT, reply({"data": [tagged]}), reply(tagged))
     assert (found.result, found.settles) == ("matches", True)
     assert steps[0] == Get("/v1/chat/completions?metadata%5Bsendonce_call%5D=call_1&limit=2")
     assert asked(CHAT, reply({"data": []}))[0].result == "absent_inconclusive"
-    assert asked(CHAT, reply({"data": [{"id": "a"}, {"id": "b"}]}))[0].result == "differs"
+    assert asked(CHAT, reply({"data": [tagged, tagged]}))[0].result == "differs"
+    assert asked(CHAT, reply({"data": [{"id": "somebody-elses"}]}))[0].result == "differs"
+    assert asked(CHAT, reply({"data": [tagged]}), reply({"id": "chatcmpl-1"}))[0].result == "unreadable"
     assert asked(CHAT, reply({"data": "none"}))[0].result == "unreadable"
-    assert asked(CHAT, reply({"data": [{"no": "id"}]}))[0].result == "unreadable"
+    assert asked(CHAT, reply({"data": [{"metadata": {"sendonce_call": "call_1"}}]}))[0].result == "unreadable"
 
 
 def test_generation_proves_its_cost() -> None:
@@ -189,7 +210,7 @@ def test_list_is_read_to_its_end() -> None:
         (replace(BATCH, equals=1), [batch("batch_1")]),
         (BATCH, [batch("batch_1", metadata={"mine": "1"})]),
         (BATCH, [batch("batch_1", endpoint="/v1/embeddings")]),
-        (BATCH, [batch("batch_1", 1)]),
+        (BATCH, [batch("batch_1", 760)]),
         (replace(BATCH, others=frozenset({"batch_1"})), [batch("batch_1")]),
         (
             replace(BATCH, tag="call_1", request={**BATCH_ASKED, "metadata": {"sendonce_call": "call_1"}}),
