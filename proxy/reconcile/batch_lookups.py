@@ -76,10 +76,10 @@ def _listed(known: Known, cursor: str) -> Walk:
 
 
 def _is_of_its_time(known: Known, batch: Entry) -> bool:
-    """OpenAI gives Unix seconds, Anthropic RFC 3339."""
+    """OpenAI gives Unix seconds, Anthropic RFC 3339. What came since the look-up began may be a newer call's."""
     at = batch["created_at"]
     created_s = datetime.fromisoformat(at).timestamp() if isinstance(at, str) else float(at)
-    return created_s >= known.started_s - CLOCK_SKEW_S
+    return known.started_s - CLOCK_SKEW_S <= created_s <= known.asked_s + CLOCK_SKEW_S
 
 
 def _unsure(batch: Entry) -> LookedUp:

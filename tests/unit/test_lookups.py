@@ -211,13 +211,14 @@ def test_list_is_read_to_its_end() -> None:
         (BATCH, [batch("batch_1", metadata={"mine": "1"})]),
         (BATCH, [batch("batch_1", endpoint="/v1/embeddings")]),
         (BATCH, [batch("batch_1", 760)]),
+        (BATCH, [batch("batch_1", 6000)]),
         (replace(BATCH, others=frozenset({"batch_1"})), [batch("batch_1")]),
         (
             replace(BATCH, tag="call_1", request={**BATCH_ASKED, "metadata": {"sendonce_call": "call_1"}}),
             [batch("batch_1")],
         ),
     ],
-    ids=["two", "two calls", "other metadata", "other endpoint", "another time", "another call's", "its tag gone"],
+    ids=["two", "two calls", "other metadata", "other endpoint", "before it", "since the look-up", "another call's", "its tag gone"],
 )
 def test_batch_that_may_be_it_settles_nothing(known: Known, batches: list[dict[str, Any]]) -> None:
     """Like it in part is neither a hit nor a miss."""
