@@ -7,6 +7,7 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import pytest
 import uvloop
@@ -162,7 +163,10 @@ async def test_head_behind_a_request_that_is_answered_is_bounded_too(flood: bool
             b"GET /y HTTP/1.1\r\nHost: h\r\n" + (b"X-Filler: " + b"x" * 60_000 + b"\r\n") * (6 if flood else 0)
         )
         if flood:
-            assert await client.rest() == b""
+            with suppress(
+                ConnectionResetError
+            ):  # the rest of the flood was not read: where it had come, its kernel says so
+                assert await client.rest() == b""
             return
         asyncio.get_running_loop().call_later(0.15, goes_on.set)  # its deadline, three times
         answers = await client.rest()

@@ -129,13 +129,13 @@ def test_request_id_is_added_only_where_there_is_none() -> None:
 def test_continuation_says_what_was_compared_and_on_which_head() -> None:
     """`call.resumed` only where a manifest was recorded; a first call has none."""
     head, earlier = Head(7, Digest("c" * 64)), one(*STARTED, "attempt.observed:not_sent")
-    plan = Forward(1, 2, "resumed", earlier, differences=("body",))
-    resumed = manifest.resumed(plan, head)
+    plan = Forward(1, 2, "resumed", earlier, differences=("context",))
+    resumed = manifest.resumed(read(), plan, head)
     assert resumed is not None
-    assert (resumed.continues, resumed.differences) == (earlier.call, ("body",))
+    assert (resumed.continues, resumed.differences) == (earlier.call, ("body", "context"))
     assert (resumed.head_seq, resumed.head_chain) == (7, "c" * 64)
-    assert manifest.resumed(Forward(1, 1, "first"), head) is None
-    assert manifest.resumed(Forward(1, 2, "resumed", one()), head) is None
+    assert manifest.resumed(read(), Forward(1, 1, "first"), head) is None
+    assert manifest.resumed(read(), Forward(1, 2, "resumed", one()), head) is None
 
 
 @given(st.lists(st.tuples(st.binary(), st.binary())))
