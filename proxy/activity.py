@@ -1,12 +1,14 @@
 """The activity log and the metrics: what happened that the ledger, rightly, does not record. No witnesses (I4)."""
 
 import logging
+import os
 from collections import Counter as Counted
 from collections.abc import Iterator
 from contextlib import suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Any, Final
+from stat import S_ISREG
+from typing import IO, Any, Final
 
 import orjson
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
@@ -24,7 +26,7 @@ def refusals_of(path: Path, run: str) -> Counted[tuple[int, str]]:
     counted: Counted[tuple[int, str]] = Counted()
     named = b'"run":"%b"' % run.encode()
     for file in _files(path):
-        with suppress(FileNotFoundError), file.open("rb") as lines:
+        with suppress(FileNotFoundError), _opened(file) as lines:
             for line in lines:
                 if named in line and line.endswith(b"\n"):
                     row = orjson.loads(line)
@@ -35,7 +37,7 @@ def refusals_of(path: Path, run: str) -> Counted[tuple[int, str]]:
 def lines_of(path: Path) -> Iterator[dict[str, Any] | None]:
     """Every line from the oldest file on, in the order they were written; None for one that cannot be read. No witness."""
     for file in _files(path):
-        with suppress(FileNotFoundError), file.open("rb") as lines:
+        with suppress(FileNotFoundError), _opened(file) as lines:
             for line in lines:
                 try:
                     row = orjson.loads(line)
@@ -47,7 +49,20 @@ def lines_of(path: Path) -> Iterator[dict[str, Any] | None]:
 def log_state(path: Path) -> tuple[bool, bool]:
     """Whether there is no log at all, and whether older lines than it holds may have been rotated away."""
     files = _files(path)
-    return not any(file.exists() for file in files), files[0].exists()
+    return not any(map(_is_log, files)), _is_log(files[0])
+
+
+def _is_log(file: Path) -> bool:
+    with suppress(OSError):
+        return S_ISREG(file.lstat().st_mode)
+    return False
+
+
+def _opened(file: Path) -> IO[bytes]:
+    """A regular file itself; anything else is no log of ours, and a pipe would never end. Raises FileNotFoundError, OSError."""
+    if not _is_log(file):
+        raise FileNotFoundError(file)
+    return os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
 
 
 def _files(path: Path) -> tuple[Path, ...]:

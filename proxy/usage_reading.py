@@ -1,11 +1,14 @@
 """Exports and the record brought together: files read, attempts gathered, what was asked looked at where a proof depends on it."""
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
+from stat import S_ISREG
 from typing import Final
+from urllib.parse import urlsplit
 
 from ledger.epochs import StateDir
 from ledger.events import CallManifest
@@ -13,6 +16,7 @@ from ledger.ids import CallId
 from ledger.reader import Reader, open_reader
 from proxy.audit.asking import Asking
 from proxy.audit.attempts import OwnAttempt, own_attempts
+from proxy.audit.prices import BY_FAMILY
 from proxy.kept import asking_of
 from proxy.owner import alive_calls
 from proxy.reconcile.usage_cells import Placement, Scope, place
@@ -20,7 +24,9 @@ from proxy.reconcile.usage_comparison import Line, compare, compare_costs
 from proxy.reconcile.usage_exports import FILE_LIMIT_BYTES, SOURCE_FAMILIES, Export, UnusableExportError
 from proxy.reconcile.usage_pages import read_exports
 from proxy.reconcile.usage_verdicts import Again, Fetched, Report, judge
+from proxy.reconcile.usage_windows import Role
 from proxy.settings import Settings, SettingsError
+from proxy.upstream_settings import UpstreamSettings
 
 PAGE_CALLS: Final = 500  # of some ten events each: a few MiB
 
@@ -63,16 +69,50 @@ async def compared(
         attempts, manifests = await _attempts(reader, progress)
         upstream = _upstream(settings, ask, export, attempts)
         about = settings.upstreams[upstream]
-        mine = [one for one in attempts if one.upstream == upstream]
+        mine, near = _accounts(settings, upstream, attempts, manifests)
         if export.is_costs:
             return Compared(export, upstream, compare_costs(mine, export, costs), None)
         scope = replace(ask.scope, alive=alive)
-        placement = place(mine, export, scope, about.family)
+        placement = place(mine, export, scope, about.family, near)
         asked = await _asked(reader, placement, manifests, progress)
     several = _several(asked, gateway=about.gateway)
-    scope = replace(scope, input_upper=_upper(asked), several=several, acts=_acts(asked))
-    report = judge(place(mine, export, scope, about.family), fetched)
+    scope = replace(scope, input_upper=_upper(asked), several=several, acts=_acts(asked), asked_tier=_tier(asked))
+    report = judge(place(mine, export, scope, about.family, near), fetched)
     return Compared(export, upstream, compare(report.placement, report.algebra, costs), report)
+
+
+def _accounts(
+    settings: Settings, name: str, attempts: Sequence[OwnAttempt], manifests: Mapping[CallId, CallManifest]
+) -> tuple[list[OwnAttempt], list[OwnAttempt]]:
+    """Whose requests the export of this upstream counts: all that went to the same address, under whatever name; and which it may count
+    as well, because the other upstream is of the same provider, or speaks otherwise to the same address.
+    """
+    about = settings.upstreams[name]
+    mine, near = [], []
+    host, path = _address(about.base_url)
+    for one in attempts:
+        other, manifest = settings.upstreams.get(one.upstream), manifests.get(one.call)
+        url = manifest.url if manifest is not None else other.base_url if other is not None else ""
+        other_host, other_path = _address(url)
+        same_family = other is None or other.family is about.family
+        if one.upstream == name or (other_host == host and f"{other_path}/".startswith(f"{path}/") and same_family):
+            mine.append(one)
+        elif other_host == host or (other is not None and _is_one_provider(other, about)):
+            near.append(one)
+    return mine, near
+
+
+def _address(url: str) -> tuple[str, str]:
+    """Host and port as one, however they are written, and the path."""
+    parts = urlsplit(url)
+    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
+    return f"{parts.hostname}:{port}", parts.path.rstrip("/")
+
+
+def _is_one_provider(other: UpstreamSettings, about: UpstreamSettings) -> bool:
+    """By whose prices it has; "none" are many."""
+    theirs, ours = (one.price_provider or BY_FAMILY.get(one.family) for one in (other, about))
+    return theirs == ours and ours not in (None, "none")
 
 
 def _exports(ask: Ask) -> tuple[Export, Fetched]:
@@ -91,16 +131,22 @@ def _exports(ask: Ask) -> tuple[Export, Fetched]:
 
 
 def _bytes(path: Path) -> bytes:
+    """Of a regular file: a pipe or a device has no size, and may never end. Opening one waits for nobody."""
     try:
-        if (size := path.stat().st_size) > FILE_LIMIT_BYTES:
-            raise UnusableExportError(
-                f"{path}: it has {size} bytes, and {FILE_LIMIT_BYTES} are read. Fetch a shorter time, or wider buckets."
-            )
-        return path.read_bytes()
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            is_regular = S_ISREG(os.fstat(file.fileno()).st_mode)
+            data = file.read(FILE_LIMIT_BYTES + 1) if is_regular else b""
     except OSError as error:
         raise UnusableExportError(
             f"{path}: it cannot be read ({error.strerror}). Name the file of an export."
         ) from error
+    if not is_regular:
+        raise UnusableExportError(f"{path}: it is no regular file. Save the export into one, and name that.")
+    if len(data) > FILE_LIMIT_BYTES:
+        raise UnusableExportError(
+            f"{path}: it has more than the {FILE_LIMIT_BYTES} bytes that are read. Fetch a shorter time, or wider buckets."
+        )
+    return data
 
 
 async def _attempts(reader: Reader, progress: Progress) -> tuple[list[OwnAttempt], dict[CallId, CallManifest]]:
@@ -137,13 +183,16 @@ def _upstream(settings: Settings, ask: Ask, export: Export, attempts: Sequence[O
 async def _asked(
     reader: Reader, placement: Placement, manifests: Mapping[CallId, CallManifest], progress: Progress
 ) -> dict[str, Asking | None]:
-    """What each request asked for, by attempt, of those that stand beside an unknown one. None: it cannot be read."""
+    """What each request asked for, by attempt, of those that stand beside an unknown one, or in one cell or another by the tier that
+    they named. None: it cannot be read.
+    """
     wanted = {
         one.attempt.attempt: one.attempt.call
         for window in placement.windows
-        if window.unknowns
-        for one in window.placed
+        if window.unknowns or any(one.role is Role.UNKNOWN for one in window.strays)
+        for one in (*window.placed, *window.strays)
     }
+    wanted |= {one.attempt.attempt: one.attempt.call for one in placement.placed if one.strays}
     asked: dict[str, Asking | None] = {}
     by_digest: dict[str, Asking | None] = {}
     for number, (attempt, call) in enumerate(sorted(wanted.items()), 1):
@@ -179,6 +228,14 @@ def _several(asked: Mapping[str, Asking | None], *, gateway: bool) -> Callable[[
         return about.loops or (f"it asks for {about.answers} answers" if about.answers > 1 else None)
 
     return several
+
+
+def _tier(asked: Mapping[str, Asking | None]) -> Callable[[OwnAttempt], str | None]:
+    def tier(attempt: OwnAttempt) -> str | None:
+        about = asked.get(attempt.attempt)
+        return None if about is None else about.tier
+
+    return tier
 
 
 def _acts(asked: Mapping[str, Asking | None]) -> Callable[[OwnAttempt], str | None]:

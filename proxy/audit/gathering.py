@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from importlib.resources import files
 from typing import Any, Final
 
@@ -185,7 +185,7 @@ def _read_log(state_dir: StateDir, log: list[LogLine]) -> Reach:
 
 def _at(row: Mapping[str, Any]) -> int | None:
     try:
-        return int(datetime.fromisoformat(row["at"]).timestamp() * 1000)
+        return int(datetime.fromisoformat(row["at"]).astimezone(UTC).timestamp() * 1000)
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
 

@@ -5,7 +5,7 @@ had been dropped, added or exchanged without notice. One contradiction anywhere 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -13,6 +13,7 @@ from ledger.stages import Effect, NextOperation
 from proxy.audit.attempts import OwnAttempt
 from proxy.endpoints import EndpointClass
 from proxy.reconcile.usage_cells import Placement
+from proxy.reconcile.usage_doubt import Doubt, totals_of
 from proxy.reconcile.usage_equations import (
     COLUMNS,
     FAMILY,
@@ -25,7 +26,7 @@ from proxy.reconcile.usage_equations import (
     exactly,
     solutions,
 )
-from proxy.reconcile.usage_exchange import Exchange, exchange_of, parts
+from proxy.reconcile.usage_exchange import Names, exchange_of, parts
 from proxy.reconcile.usage_exports import Cell
 from proxy.reconcile.usage_windows import Placed, Role, Window, instant
 
@@ -109,6 +110,7 @@ def analyse(placement: Placement) -> Algebra:
     clean = [window for window in closed if _is_clean(window)]
     witnesses = [window for window in clean if window.misses_no_row and window.has_no_strange_row]
     telling = [window for window in witnesses if any(one.role in _BY_RULE for one in window.placed)]
+    bounds = replace(bounds, shown=_shown(telling))
     left = tuple(h for h in FAMILY if all(_solve(one, stated, (h,), bounds).fits for one in telling))
     if not left:
         alarm = _nothing_left(telling, stated, bounds)
@@ -118,9 +120,15 @@ def analyse(placement: Placement) -> Algebra:
     matched = _matched(solved)
     if alarms or placement.foreign:
         return _without_verdict(placement, solved, alarms, left)
-    exchange = exchange_of(placement.windows, witnesses, stated, bounds)
+    doubt = Doubt(
+        placement.windows,
+        tuple(h for h in FAMILY if all(_solve(one, stated, (h,), bounds, Names.MORE).fits for one in telling)),
+        exchange_of(placement.windows, witnesses, stated, bounds),
+        stated,
+        bounds,
+    )
     findings = [
-        _finding(one, placed, stated, exchange, bounds)
+        _finding(one, placed, doubt)
         for one in solved
         for placed in one.variables
         if placed.role is Role.UNKNOWN and placed.is_surely_here
@@ -154,20 +162,30 @@ def _is_clean(window: Window) -> bool:
     return known and bool(window.answers) and bool(window.rows)
 
 
-def _totals(window: Window, stated: frozenset[int]) -> tuple[int | None, ...]:
-    return tuple(
-        sum(getattr(row, name) or 0 for row in window.rows) if at in stated else None for at, name in enumerate(COLUMNS)
+def _shown(telling: Sequence[Window]) -> frozenset[tuple[Role, int | None]]:
+    return frozenset(
+        (one.role, one.attempt.status)
+        for window in telling
+        for one in window.placed
+        if one.role in _BY_RULE and one.is_surely_here
     )
 
 
-def _solve(window: Window, stated: frozenset[int], hypotheses: Sequence[Hypothesis], bounds: Bounds) -> Solved:
-    totals = _totals(window, stated)
+def _solve(
+    window: Window,
+    stated: frozenset[int],
+    hypotheses: Sequence[Hypothesis],
+    bounds: Bounds,
+    names: Names = Names.TAUGHT,
+) -> Solved:
+    totals = totals_of(window, stated)
     accepts = [exactly(total) for total in totals]
     labels: dict[str, frozenset[Label]] = {}
     fits, complete, unknowns, first = False, True, window.unknowns, NOTHING
-    depends = any(one.role in _BY_RULE or one.role is Role.UNKNOWN for one in window.placed)
+    everybody = window.placed if names is Names.TAUGHT else (*window.placed, *window.strays)
+    depends = any(one.role in _BY_RULE or one.role is Role.UNKNOWN for one in everybody)
     for hypothesis in hypotheses if depends else hypotheses[:1]:
-        fixed, variables, fates = parts(window, hypothesis, bounds, stated)
+        fixed, variables, fates = parts(window, hypothesis, bounds, stated, names)
         found = solutions(fates, fixed, accepts)
         if hypothesis is hypotheses[0]:
             first, unknowns = fixed, variables
@@ -182,8 +200,8 @@ def _solve(window: Window, stated: frozenset[int], hypotheses: Sequence[Hypothes
     return Solved(window, totals, residual, unknowns, known, fits, first)
 
 
-def _finding(one: Solved, placed: Placed, stated: frozenset[int], exchange: Exchange, bounds: Bounds) -> Finding:
-    window, equation = one.window, equation_of(one, bounds)
+def _finding(one: Solved, placed: Placed, doubt: Doubt) -> Finding:
+    window, bounds, equation = one.window, doubt.bounds, equation_of(one, doubt.bounds)
     if placed.attempt.decision is not None:
         equation += f"; it was decided {placed.attempt.decision} on record, which only a person replaces"
 
@@ -202,8 +220,8 @@ def _finding(one: Solved, placed: Placed, stated: frozenset[int], exchange: Exch
     served = Label.SERVED in labels
     if not (served and _all_counted(one)) and not window.misses_no_row:
         return undecided("a bucket in which it may stand has no row of this cell, and absence proves nothing")
-    if labels != exchange.labels(window, placed, stated, bounds):
-        return undecided("rows of another cell would fit here too, and then it would be otherwise")
+    if (why := doubt.against(window, placed, labels)) is not None:
+        return undecided(why)
     verdict = Verdict.SERVED if served else Verdict.NOT_BILLED
     more = bounds.scope.several(placed.attempt) or bounds.scope.acts(placed.attempt)
     if verdict is Verdict.NOT_BILLED and more is not None:

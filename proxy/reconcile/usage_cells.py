@@ -1,13 +1,14 @@
 """Own attempts beside the cells that may have counted them: which model, key and tier each may have. Pure."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from ledger.stages import Effect
 from proxy.audit.attempts import OwnAttempt
 from proxy.endpoints import EndpointClass, Family
 from proxy.reconcile.usage_exports import SOURCE_FAMILIES, Cell, Export, UnusableExportError
+from proxy.reconcile.usage_names import Naming
 from proxy.reconcile.usage_windows import CellKey, Placed, Role, Window, instant, windows
 
 DEFAULT_SKEW_S: Final = 60.0  # two clocks without NTP, and the provider's own way from counting to its bucket
@@ -26,7 +27,7 @@ _KINDS: Final[Mapping[str, frozenset[str]]] = {
 @dataclass(frozen=True, slots=True)
 class Scope:
     """How exports are held against the record. `several`: why an attempt may be counted more than once, else None. `acts`: why it may
-    have done more than is billed, else None.
+    have done more than is billed, else None. `asked_tier`: the tier that its own request names, if it is known.
     """
 
     skew_ms: int = int(DEFAULT_SKEW_S * 1000)
@@ -36,6 +37,7 @@ class Scope:
     input_upper: Callable[[OwnAttempt], int | None] = field(default=lambda _: None)
     several: Callable[[OwnAttempt], str | None] = field(default=lambda _: None)
     acts: Callable[[OwnAttempt], str | None] = field(default=lambda _: None)
+    asked_tier: Callable[[OwnAttempt], str | None] = field(default=lambda _: None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +53,15 @@ class Placement:
     foreign: tuple[str, ...]  # models that no own attempt can have used
     unsure: tuple[str, ...]  # models that only an attempt whose model is not learnt can have used
     scope: Scope
+    near: tuple[Placed, ...]  # of other upstreams that may be of the same account
 
 
-def place(attempts: Sequence[OwnAttempt], export: Export, scope: Scope, family: Family) -> Placement:
-    """`attempts`: all of one upstream. Raises UnusableExportError where the export is another provider's, year's or organisation's."""
+def place(
+    attempts: Sequence[OwnAttempt], export: Export, scope: Scope, family: Family, near: Sequence[OwnAttempt] = ()
+) -> Placement:
+    """`attempts`: all of one provider's address. `near`: those of other upstreams, whose account may be the same one: each may be in the
+    export or not. Raises UnusableExportError where the export is another provider's, year's or organisation's.
+    """
     _check_family(export, family)
     _check_range(attempts, export)
     ids = tuple(sorted({cell.api_key_id for cell in export.cells if cell.api_key_id}))
@@ -68,7 +75,8 @@ def place(attempts: Sequence[OwnAttempt], export: Export, scope: Scope, family: 
     by_key: dict[CellKey, list[Cell]] = {}
     for cell in cells:
         by_key.setdefault(_key(cell, one_key=len(used) == 1), []).append(cell)
-    naming = _Naming.learnt(attempts, frozenset(by_key))
+    answers = (one for one in attempts if role_of(one) is Role.ANSWER)
+    naming = Naming.learnt(answers, frozenset(by_key), scope.asked_tier)
     kinds = _KINDS.get(export.kind, _BILLS)
     left_out: dict[str, str] = {}
     placed: list[Placed] = []
@@ -80,20 +88,34 @@ def place(attempts: Sequence[OwnAttempt], export: Export, scope: Scope, family: 
         elif (one := _placed(attempt, role, naming, scope)) is not None:
             placed.append(one)
     _check_models(attempts, export, naming, placed)
+    nearby = _nearby(near, naming, scope, kinds)
     own = {key.model for one in placed if not one.guessed for key in one.candidates}
     guessed = any(one.guessed and one.role is not Role.REFUSED for one in placed)
+    strays = {key.model for one in (*placed, *nearby) for key in one.strays}
     strange = sorted({key.model for key in by_key} - own)
     return Placement(
         export,
-        tuple(windows(placed, by_key, export)),
+        tuple(windows(placed, by_key, export, nearby)),
         tuple(placed),
         left_out,
         bool(scope.api_key_ids),
         ids,
-        () if guessed else tuple(strange),
-        tuple(strange) if guessed else (),
+        tuple(name for name in strange if not guessed and name not in strays),
+        tuple(name for name in strange if guessed or name in strays),
         scope,
+        nearby,
     )
+
+
+def _nearby(near: Sequence[OwnAttempt], naming: Naming, scope: Scope, kinds: frozenset[str]) -> tuple[Placed, ...]:
+    """They stand nowhere, and may have been counted in every cell that could have counted them."""
+    placed = []
+    for attempt in near:
+        role = role_of(attempt)
+        one = _placed(attempt, role, naming, scope) if role is not None and attempt.endpoint_class in kinds else None
+        if one is not None:
+            placed.append(replace(one, candidates=(), strays=naming.anywhere(attempt, one.role)))
+    return tuple(placed)
 
 
 def role_of(attempt: OwnAttempt) -> Role | None:
@@ -118,64 +140,26 @@ def _key(cell: Cell, *, one_key: bool) -> CellKey:
     return CellKey(cell.model or "", (cell.api_key_id or "") if one_key else "", cell.tier or "", bool(cell.batch))
 
 
-@dataclass(frozen=True, slots=True)
-class _Naming:
-    """Which names an asked model was answered under, and at which tiers, as own whole answers taught."""
-
-    keys: frozenset[CellKey]
-    models: Mapping[str, frozenset[str]]
-    tiers: Mapping[str, frozenset[str | None]]
-
-    @classmethod
-    def learnt(cls, attempts: Iterable[OwnAttempt], keys: frozenset[CellKey]) -> "_Naming":
-        models: dict[str, frozenset[str]] = {}
-        tiers: dict[str, frozenset[str | None]] = {}
-        for one in attempts:
-            if role_of(one) is Role.ANSWER and one.asked_model and one.model:
-                models[one.asked_model] = models.get(one.asked_model, frozenset()) | {one.model}
-                tiers[one.asked_model] = tiers.get(one.asked_model, frozenset()) | {one.service_tier}
-        return cls(keys, models, tiers)
-
-    def names(self, attempt: OwnAttempt, role: Role) -> frozenset[str] | None:
-        """None: nobody can say."""
-        if role is Role.ANSWER or attempt.model != attempt.asked_model:
-            return frozenset({attempt.model}) if attempt.model else None
-        asked = attempt.asked_model
-        if asked is None:
-            return None
-        if (known := self.models.get(asked)) is not None:
-            return known
-        return frozenset({asked}) if any(key.model == asked for key in self.keys) else None
-
-    def candidates(self, attempt: OwnAttempt, role: Role) -> tuple[CellKey, ...]:
-        names = self.names(attempt, role)
-        fitting = [
-            key for key in self.keys if (names is None or key.model in names) and (role is Role.JOB or not key.batch)
-        ]
-        tiers = (
-            {attempt.service_tier} if role is Role.ANSWER else self.tiers.get(attempt.asked_model or "", frozenset())
-        )
-        exact = [key for key in fitting if key.tier in tiers]
-        if tiers and None not in tiers and exact:
-            fitting = exact
-        for name in names or ():
-            if all(key.model != name for key in fitting):
-                fitting.append(CellKey(name))  # the export has no row for it
-        return tuple(sorted(fitting))
-
-
-def _placed(attempt: OwnAttempt, role: Role, naming: _Naming, scope: Scope) -> Placed | None:
+def _placed(attempt: OwnAttempt, role: Role, naming: Naming, scope: Scope) -> Placed | None:
     if role is Role.REFUSED and attempt.asked_model is None:
         return None  # a request that names no model is counted under none
-    candidates, guessed = naming.candidates(attempt, role), naming.names(attempt, role) is None
+    found = Placed(
+        attempt,
+        role,
+        naming.candidates(attempt, role),
+        None,
+        None,
+        guessed=naming.names(attempt, role) is None,
+        strays=naming.strays(attempt, role),
+    )
     start, end = attempt.started_at_ms, attempt.ended_at_ms
     from_ms = None if start is None else start - scope.skew_ms
     if start is None or role is Role.JOB or attempt.call in scope.alive:
-        return Placed(attempt, role, candidates, from_ms, None, guessed=guessed)
+        return replace(found, from_ms=from_ms)
     if attempt.ended == "whole" and end is not None:
-        return Placed(attempt, role, candidates, from_ms, max(start, end) + scope.skew_ms, guessed=guessed)
+        return replace(found, from_ms=from_ms, until_ms=max(start, end) + scope.skew_ms)
     until_ms = max(start, end or start) + scope.longest_ms + scope.skew_ms
-    return Placed(attempt, role, candidates, from_ms, until_ms, guessed=guessed)
+    return replace(found, from_ms=from_ms, until_ms=until_ms)
 
 
 def _check_family(export: Export, family: Family) -> None:
@@ -195,7 +179,7 @@ def _check_range(attempts: Sequence[OwnAttempt], export: Export) -> None:
         )
 
 
-def _check_models(attempts: Sequence[OwnAttempt], export: Export, naming: _Naming, placed: Sequence[Placed]) -> None:
+def _check_models(attempts: Sequence[OwnAttempt], export: Export, naming: Naming, placed: Sequence[Placed]) -> None:
     theirs = {key.model for key in naming.keys}
     ours = {name for one in placed for name in naming.names(one.attempt, one.role) or ()}
     if attempts and theirs and ours and not theirs & ours:

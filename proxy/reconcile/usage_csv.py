@@ -40,7 +40,13 @@ def read_csv(name: str, data: bytes, columns: Mapping[str, str]) -> Reading:
         text = data.decode()
     except UnicodeDecodeError:
         unusable(name, "", "it is neither JSON nor UTF-8 text", "Save it as UTF-8.")
-    rows = list(csv.reader(io.StringIO(text), delimiter=_delimiter(text), strict=False))
+    reader = csv.reader(io.StringIO(text), delimiter=_delimiter(text), strict=False)
+    try:
+        rows = list(reader)
+    except csv.Error as error:  # a field without an end, mostly: a quote that nobody closes
+        unusable(
+            name, f"line {reader.line_num}", f"it cannot be read ({error})", "Save it again, with quotes in pairs."
+        )
     header = [heading.strip() for heading in rows[0]]
     _check_columns(name, header, columns)
     buckets: dict[tuple[int, int], list[Cell]] = {}
@@ -129,7 +135,7 @@ def _end_ms(name: str, place: str, row: dict[str, str], columns: Mapping[str, st
 def _count(name: str, place: str, column: str, value: str) -> int:
     """Thousands separators only where they can be nothing else: twice the same one, or one that no decimal point looks like."""
     plain = re.sub(r"\D", "", value) if _GROUPED.fullmatch(value) else value
-    if re.fullmatch(r"\d+", plain, re.ASCII) is None:
+    if re.fullmatch(r"\d{1,18}", plain, re.ASCII) is None:
         what = f"{column!r} is {value!r}, which is no whole number that is not negative"
         unusable(name, place, what, "Export plain digits, without separators, signs or fractions.")
     return int(plain)

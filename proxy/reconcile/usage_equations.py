@@ -6,7 +6,7 @@ looked at one by one, which allows more assignments than the truth does, never f
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -20,6 +20,7 @@ COLUMNS: Final = ("requests", "input_tokens", "cached_tokens", "cache_write_toke
 Interval = tuple[int, int | None]  # None: no bound is known
 Vector = tuple[Interval, ...]
 NOTHING: Final[Vector] = ((0, 0),) * len(COLUMNS)
+_INPUT: Final = COLUMNS.index("input_tokens")
 _ANYTHING: Final[Vector] = ((0, None),) * len(COLUMNS)
 Accepts = Callable[[int, int | None], bool]
 
@@ -65,10 +66,13 @@ FAMILY: Final = tuple(Hypothesis(refused, failed) for refused in (False, True) f
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How many tokens one attempt can have used at most. `twins`: input of a whole answer to the same bytes, by digest and model."""
+    """How many tokens one attempt can have used at most. `twins`: input of a whole answer to the same bytes, by digest and model.
+    `shown`: the statuses of errors that cells without unknowns have; of any other one it is not known whether it is counted.
+    """
 
     scope: Scope
     twins: dict[tuple[str, str], int]
+    shown: frozenset[tuple[Role, int | None]] = field(default=frozenset())
 
     def input_hi(self, one: Placed) -> int | None:
         upper = self.scope.input_upper(one.attempt)
@@ -97,27 +101,34 @@ def bounds_of(placed: Sequence[Placed], scope: Scope) -> Bounds:
     return Bounds(scope, twins)
 
 
-def fates_of(one: Placed, hypothesis: Hypothesis, bounds: Bounds, *, counts_requests: bool) -> tuple[Fate, ...]:
-    fates = _fates(one, hypothesis, bounds, counts_requests=counts_requests)
+def fates_of(one: Placed, hypothesis: Hypothesis, bounds: Bounds, stated: frozenset[int]) -> tuple[Fate, ...]:
+    fates = _fates(one, hypothesis, bounds, stated)
     if not one.is_surely_here and one.role is not Role.JOB:
         return (Fate(Label.ELSEWHERE, NOTHING), *fates)
     return fates
 
 
-def _fates(one: Placed, hypothesis: Hypothesis, bounds: Bounds, *, counts_requests: bool) -> tuple[Fate, ...]:
+def _fates(one: Placed, hypothesis: Hypothesis, bounds: Bounds, stated: frozenset[int]) -> tuple[Fate, ...]:
     counted: Vector = ((1, 1), *NOTHING[1:])
+    is_shown = (one.role, one.attempt.status) in bounds.shown
     match one.role:
         case Role.ANSWER:
             return (Fate(Label.SERVED, _stated(one.attempt, bounds, one)),)
         case Role.REFUSED:
+            if not is_shown:
+                return (Fate(Label.ERROR, ((0, 1), *NOTHING[1:])),)
             return (Fate(Label.ERROR, counted if hypothesis.refused else NOTHING),)
         case Role.FAILED:
-            return (Fate(Label.ERROR, (NOTHING, counted, bounds.vector(one, billed=0))[hypothesis.failed]),)
+            billed = bounds.vector(one, billed=0)
+            if not is_shown:
+                return (Fate(Label.ERROR, ((0, billed[0][1]), *billed[1:])),)
+            return (Fate(Label.ERROR, (NOTHING, counted, billed)[hypothesis.failed]),)
         case Role.JOB:
             return (Fate(Label.SERVED, _ANYTHING),)
         case Role.UNKNOWN:
             absent, served = Fate(Label.ABSENT, NOTHING), Fate(Label.SERVED, bounds.vector(one, billed=1))
-            as_error = counts_requests and (hypothesis.refused or hypothesis.failed > 0)
+            # Its status is any one. Where its tokens would not be seen, that some statuses are not counted says nothing of it.
+            as_error = 0 in stated and (hypothesis.refused or hypothesis.failed > 0 or _INPUT not in stated)
             return (absent, Fate(Label.ERROR, counted), served) if as_error else (absent, served)
 
 
@@ -166,7 +177,7 @@ def solutions(
     found: list[set[Label]] = [set() for _ in variables]
     rest = [NOTHING] * (len(variables) + 1)  # what the variables from here on can still add
     for at in range(len(variables) - 1, -1, -1):
-        rest[at] = plus(rest[at + 1], _hull(variables[at]))
+        rest[at] = plus(rest[at + 1], hull(variables[at]))
     everything = [frozenset(fate.label for fate in fates) for fates in variables]
     stack: list[tuple[int, Vector, tuple[Label, ...]]] = [(0, fixed, ())]
     fits, nodes = False, 0
@@ -193,7 +204,8 @@ def _none(variables: Sequence[tuple[Fate, ...]]) -> tuple[frozenset[Label], ...]
     return (frozenset(),) * max(1, len(variables))
 
 
-def _hull(fates: tuple[Fate, ...]) -> Vector:
+def hull(fates: tuple[Fate, ...]) -> Vector:
+    """The least and the most that any of them adds to each column."""
     columns = zip(*(fate.adds for fate in fates), strict=True)
     return tuple(
         (

@@ -6,6 +6,7 @@ is an exchange through a window of several rows that keeps each of its sums.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import combinations
 from math import comb
 from typing import Final
@@ -23,6 +24,7 @@ from proxy.reconcile.usage_equations import (
     between,
     exactly,
     fates_of,
+    hull,
     one_of,
     plus,
     solutions,
@@ -30,20 +32,47 @@ from proxy.reconcile.usage_equations import (
 from proxy.reconcile.usage_exports import Cell
 from proxy.reconcile.usage_windows import Placed, Role, Window
 
+_ELSEWHERE: Final = Fate(Label.ELSEWHERE, NOTHING)
 SUMS_LIMIT: Final = 20_000  # ways to fill a window with rows of others; beyond it only the least and the most are known
 
 
+class Names(StrEnum):
+    """How far what answers taught of names is believed."""
+
+    TAUGHT = "taught"  # each attempt stands where its names say
+    MORE = "more"  # strays may have been counted here too
+    OTHERS = "others"  # and own errors elsewhere
+
+
 def parts(
-    window: Window, hypothesis: Hypothesis, bounds: Bounds, stated: frozenset[int]
+    window: Window,
+    hypothesis: Hypothesis,
+    bounds: Bounds,
+    stated: frozenset[int],
+    names: Names = Names.TAUGHT,
+    stray: str | None = None,
 ) -> tuple[Vector, tuple[Placed, ...], tuple[tuple[Fate, ...], ...]]:
-    """What is fixed, and what varies, in the order of most input first."""
+    """What is fixed, and what varies, in the order of most input first. Strays are no variables: together they add from nothing to
+    all that each can, but for the one attempt `stray`.
+    """
     fixed, varying = NOTHING, []
     for one in window.placed:
-        fates = fates_of(one, hypothesis, bounds, counts_requests=0 in stated)
-        if len(fates) == 1:
+        fates = fates_of(one, hypothesis, bounds, stated)
+        if one.role in (
+            Role.REFUSED,
+            Role.FAILED,
+        ):  # nobody asks where each stood, and to try both takes twice as long for each
+            fixed = plus(fixed, hull((_ELSEWHERE, *fates) if names is Names.OTHERS and one.strays else fates))
+        elif len(fates) == 1:
             fixed = plus(fixed, fates[0].adds)
         else:
             varying.append((one, fates))
+    for one in window.strays if names is not Names.TAUGHT else ():
+        fates = (_ELSEWHERE, *fates_of(one, hypothesis, bounds, stated))
+        if one.attempt.attempt == stray:
+            varying.append((one, fates))
+        else:
+            fixed = plus(fixed, hull(fates))
     varying.sort(key=lambda pair: (bounds.input_hi(pair[0]) or 0, pair[0].attempt.attempt), reverse=True)
     return fixed, tuple(one for one, _ in varying), tuple(fates for _, fates in varying)
 
@@ -62,16 +91,27 @@ class Exchange:
         ]
 
     def labels(self, window: Window, placed: Placed, stated: frozenset[int], bounds: Bounds) -> frozenset[Label]:
-        accepts = self.accepts(len(window.rows), stated)
-        labels: frozenset[Label] = frozenset()
-        for hypothesis in self.hypotheses:
-            fixed, variables, fates = parts(window, hypothesis, bounds, stated)
-            found = solutions(fates, fixed, accepts)
-            if found is None:
-                return frozenset(Label)
-            if all(found):
-                labels |= found[variables.index(placed)]
-        return labels
+        return labels_of(window, placed, self.hypotheses, self.accepts(len(window.rows), stated), stated, bounds)
+
+
+def labels_of(
+    window: Window,
+    placed: Placed,
+    hypotheses: Sequence[Hypothesis],
+    accepts: Sequence[Accepts],
+    stated: frozenset[int],
+    bounds: Bounds,
+) -> frozenset[Label]:
+    """What this attempt can have been here, wherever others were counted; every label where nobody can look at all of it."""
+    about, labels = placed.attempt.attempt, frozenset[Label]()
+    for hypothesis in hypotheses:
+        fixed, variables, fates = parts(window, hypothesis, bounds, stated, Names.OTHERS, about)
+        found = solutions(fates, fixed, accepts)
+        if found is None:
+            return frozenset(Label)
+        if all(found):
+            labels |= next(seen for one, seen in zip(variables, found, strict=True) if one.attempt.attempt == about)
+    return labels
 
 
 def exchange_of(
@@ -83,7 +123,7 @@ def exchange_of(
     slack = Exchange(tuple(row for window in loose for row in window.rows), FAMILY)
 
     def stands(hypothesis: Hypothesis, window: Window) -> bool:
-        fixed, _, fates = parts(window, hypothesis, bounds, stated)
+        fixed, _, fates = parts(window, hypothesis, bounds, stated, Names.MORE)
         found = solutions(fates, fixed, slack.accepts(len(window.rows), stated))
         return found is None or all(found)
 
@@ -95,8 +135,10 @@ def exchange_of(
 
 def _is_pinned(window: Window, anywhere: Sequence[Accepts], stated: frozenset[int], bounds: Bounds) -> bool:
     """Own answers leave its numbers no choice: not even with any other row's numbers would another account of it add up."""
-    if not window.closed or any(
-        one.role is not Role.ANSWER or one.floats or not one.has_one_cell for one in window.placed
+    if (
+        not window.closed
+        or window.strays
+        or any(one.role is not Role.ANSWER or one.floats or not one.has_one_cell for one in window.placed)
     ):
         return False
     fixed, variables, fates = parts(window, FAMILY[0], bounds, stated)

@@ -14,6 +14,7 @@ from blake3 import blake3
 from proxy.endpoints import Family
 
 FILE_LIMIT_BYTES: Final = 64 * 2**20  # a day of one-minute buckets with hundreds of rows each is a tenth of it
+LATEST_MS: Final = 253_402_300_799_999  # the end of the year 9999, beyond which no calendar here goes
 
 Source = Literal["openai_usage", "openai_costs", "anthropic_usage", "anthropic_costs", "csv"]
 SOURCE_FAMILIES: Final = {
@@ -178,6 +179,8 @@ def _in_order(buckets: list[Bucket], *, is_csv: bool) -> list[Bucket]:
 
 
 def _check_bucket(bucket: Bucket) -> None:
+    if bucket.start_ms < 0 or bucket.end_ms > LATEST_MS:
+        unusable(bucket.file, bucket.place, "its time is no time since 1970", "Fetch it again, unchanged.")
     if bucket.end_ms <= bucket.start_ms:
         unusable(bucket.file, bucket.place, "it ends before it begins", "Fetch it again.")
     seen: dict[tuple[object, ...], Cell] = {}

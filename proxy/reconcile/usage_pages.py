@@ -165,6 +165,20 @@ def _openai_bucket(name: str, place: str, bucket: dict[str, Any], *, is_costs: b
     return Bucket(start, end, tuple(cells), name, place)
 
 
+def _text(name: str, place: str, row: dict[str, Any], field: str) -> str | None:
+    value = row.get(field)
+    if value is not None and not isinstance(value, str):
+        unusable(name, place, f"{field} is {str(value)[:100]!r}, which is no text", _FETCH_AGAIN)
+    return value
+
+
+def _flag(name: str, place: str, row: dict[str, Any], field: str) -> bool | None:
+    value = row.get(field)
+    if value is not None and not isinstance(value, bool):
+        unusable(name, place, f"{field} is {str(value)[:100]!r}, which is neither true nor false", _FETCH_AGAIN)
+    return value
+
+
 def _openai_row(name: str, place: str, row: dict[str, Any], start: int, end: int) -> Cell:
     def number(field: str) -> int | None:
         return None if row.get(field) is None else count(name, place, field, row[field])
@@ -172,10 +186,10 @@ def _openai_row(name: str, place: str, row: dict[str, Any], start: int, end: int
     return Cell(
         start,
         end,
-        row.get("model"),
-        row.get("api_key_id"),
-        row.get("service_tier"),
-        row.get("batch"),
+        _text(name, place, row, "model"),
+        _text(name, place, row, "api_key_id"),
+        _text(name, place, row, "service_tier"),
+        _flag(name, place, row, "batch"),
         count(name, place, "num_model_requests", row.get("num_model_requests")),
         number("input_tokens"),
         number("input_cached_tokens"),
@@ -192,7 +206,7 @@ def _openai_cost(name: str, place: str, row: dict[str, Any], start: int, end: in
         unusable(name, place, "it has no amount with value and currency", _FETCH_AGAIN)
     cost = _money(name, place, amount.get("value"))
     labels = _labels(row, _OPENAI_LABELS)
-    key = row.get("api_key_id")
+    key = _text(name, place, row, "api_key_id")
     currency = str(amount.get("currency")).upper()
     return Cell(start, end, None, key, None, None, None, None, None, None, None, cost, currency, labels, place)
 
@@ -216,12 +230,12 @@ def _anthropic_row(name: str, place: str, row: dict[str, Any], start: int, end: 
         count(name, place, field, row.get(field))
         for field in ("uncached_input_tokens", "cache_read_input_tokens", "output_tokens")
     )
-    tier = row.get("service_tier")
+    tier = _text(name, place, row, "service_tier")
     return Cell(
         start,
         end,
-        row.get("model"),
-        row.get("api_key_id"),
+        _text(name, place, row, "model"),
+        _text(name, place, row, "api_key_id"),
         tier,
         None if tier is None else tier == "batch",
         None,
@@ -239,7 +253,14 @@ def _anthropic_cost(name: str, place: str, row: dict[str, Any], start: int, end:
     labels = _labels(row, _ANTHROPIC_LABELS)
     currency = str(row.get("currency") or "USD").upper()
     return Cell(
-        start, end, row.get("model"), None, None, None, None, None, None, None, None, cost, currency, labels, place
+        start,
+        end,
+        _text(name, place, row, "model"),
+        *(None,) * 8,
+        cost,
+        currency,
+        labels,
+        place,
     )
 
 

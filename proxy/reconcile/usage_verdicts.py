@@ -75,6 +75,7 @@ def judge(placement: Placement, fetched: Fetched) -> Report:
         is_settled,
         _calibrated(algebra),
         _mapped(placement),
+        _named(placement),
         _keys(placement),
         _one_each(placement),
     )
@@ -126,10 +127,26 @@ def _mapped(placement: Placement) -> Precondition:
     if placement.foreign:
         return Precondition("mapped", "no", f"no own attempt can have used {', '.join(placement.foreign[:5])}")
     if placement.unsure:
-        says = f"{', '.join(placement.unsure[:5])} may be what a request for a model that was never answered is called"
+        says = f"{', '.join(placement.unsure[:5])} may be what a request that was not answered was counted under, and no answer ever named it"
         return Precondition("mapped", "not shown", says)
     models = {window.key.model for window in placement.windows if window.rows}
     return Precondition("mapped", "yes", f"each of its {len(models)} models was named by an own answer or asked for")
+
+
+def _named(placement: Placement) -> Precondition:
+    """No verdict hangs on versions and tiers; that no name is answered by quite another model is what is left to believe."""
+    silent = [one for one in placement.placed if one.role is not Role.ANSWER]
+    asked = {one.attempt.asked_model for one in silent}
+    strays = sum(bool(one.strays) for one in silent)
+    says = (
+        f"{len(silent)} attempts without an answer asked for {len(asked)} names; {strays} of them may stand in a cell of another version or "
+        "tier as well, and verdicts hold either way. Taken for granted is that no name was answered by quite another model than it "
+        "ever was in an answer on record"
+    )
+    if placement.near:
+        names = ", ".join(sorted({one.attempt.upstream for one in placement.near}))
+        says += f". Of {names}, which may have the same account, {len(placement.near)} attempts are allowed for"
+    return Precondition("named", "yes", says)
 
 
 def _keys(placement: Placement) -> Precondition:

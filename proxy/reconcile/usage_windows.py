@@ -56,6 +56,7 @@ class Placed:
     until_ms: int | None
     crosses: bool = False  # of one window: it may stand in another one as well
     guessed: bool = False  # no answer ever taught what its model is called: it may stand in another cell yet
+    strays: tuple[CellKey, ...] = ()  # where it may have been counted although nothing taught it
 
     @property
     def floats(self) -> bool:
@@ -93,6 +94,7 @@ class Window:
     rows: tuple[Cell, ...]  # in the order of time
     placed: tuple[Placed, ...]
     closed: bool  # no attempt reaches beyond the export
+    strays: tuple[Placed, ...] = ()  # what stands elsewhere, by what is known of names, and may have been counted here
 
     @property
     def answers(self) -> tuple[Placed, ...]:
@@ -137,14 +139,33 @@ class Window:
 _ENDED: Final = frozenset({Role.ANSWER, Role.REFUSED, Role.FAILED})
 
 
-def windows(placed: Sequence[Placed], rows: Mapping[CellKey, Sequence[Cell]], export: Export) -> Iterable[Window]:
+def windows(
+    placed: Sequence[Placed], rows: Mapping[CellKey, Sequence[Cell]], export: Export, near: Sequence[Placed] = ()
+) -> Iterable[Window]:
+    """`near`: what stands in no cell, and may have been counted in each of its strays."""
     of_key: dict[CellKey, list[Placed]] = {key: [] for key in rows}
+    strays: dict[CellKey, list[Placed]] = {key: [] for key in rows}
     for one in placed:
         for key in one.candidates:
             of_key.setdefault(key, []).append(one)
+    for one in (*placed, *near):
+        for key in one.strays:
+            strays[key].append(replace(one, candidates=()))
     buckets = [(bucket.start_ms, bucket.end_ms) for bucket in export.buckets]
     for key, mine in sorted(of_key.items()):
-        yield from _windows_of(key, mine, sorted(rows.get(key, ()), key=lambda row: row.start_ms), buckets)
+        found = list(_windows_of(key, mine, sorted(rows.get(key, ()), key=lambda row: row.start_ms), buckets))
+        yield from _with_strays(found, strays.get(key, ()))
+
+
+def _with_strays(found: Sequence[Window], strays: Sequence[Placed]) -> Iterable[Window]:
+    spans = [(window.start_ms, window.end_ms) for window in found]
+    inside: list[list[Placed]] = [[] for _ in found]
+    for one in strays:
+        for at in range(len(found)) if one.floats else _touching(spans, one):
+            if one.may_touch(*spans[at]):
+                inside[at].append(one)
+    for window, may in zip(found, inside, strict=True):
+        yield replace(window, strays=tuple(may)) if may else window
 
 
 def _windows_of(

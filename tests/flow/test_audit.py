@@ -181,6 +181,32 @@ def test_damaged_and_missing_log_are_said(priced: Rig) -> None:
     ]
 
 
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_log_that_is_no_file_is_no_log(priced: Rig, kind: str) -> None:
+    """A pipe would never end, and a link may lead anywhere."""
+    priced.chat(chat(text="log"))
+    priced.settled()
+    log = priced.paths.activity_log
+    log.unlink()
+    elsewhere = priced.directory / "elsewhere"
+    elsewhere.write_bytes(b"not ours\n")
+    os.mkfifo(log) if kind == "pipe" else log.symlink_to(elsewhere)
+    document = audit(priced)
+    assert (document["log_lines_unreadable"], document["remarks"]) == (
+        0,
+        ["There is no activity log: what was refused or given from the record is not counted."],
+    )
+
+
+def test_log_line_of_no_year_is_one_that_cannot_be_read(priced: Rig) -> None:
+    """Its time has no place in any calendar."""
+    priced.chat(chat(text="log"))
+    priced.settled()
+    lines = [{"at": at, "what": "replayed"} for at in ("0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59")]
+    priced.paths.activity_log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert audit(priced)["log_lines_unreadable"] == 2
+
+
 def test_ledger_without_a_call_costs_nothing(priced: Rig) -> None:
     """And says that there is nothing, in every form."""
     document = audit(priced)

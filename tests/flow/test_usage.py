@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.harness.commands import command as sendonce
-from tests.harness.crashes import CHAT_PATH, events_of, kill_while_held, receipts_of, records_of
-from tests.harness.processes import Rig, chat, rig
+from tests.harness.crashes import CHAT_PATH, CUT, events_of, kill_while_held, receipts_of, records_of
+from tests.harness.processes import Rig, chat, provider_in, rig
 from tests.harness.usage_worlds import result
 
 LARGE, SMALL = "synthetic/as=gpt-4o,in=300,out=40,hold=4", "synthetic/as=gpt-4o-mini,in=100,out=10"
@@ -129,6 +129,20 @@ def test_other_provider_year_and_organisation_are_refused_by_name(killed: tuple[
     assert (code, "cannot be read" in said) == (2, True)
 
 
+@pytest.mark.parametrize("is_second", [False, True])
+def test_what_is_no_regular_file_is_refused_at_once(
+    killed: tuple[Rig, str], tmp_path: Path, *, is_second: bool
+) -> None:
+    """A pipe that nobody writes into, and a device that never ends."""
+    made, _ = killed
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (str(pipe), "/dev/zero"):
+        files = (export(tmp_path / "one.json", SERVED), "--again", path) if is_second else (path,)
+        code, _, said = usage(made, *files)
+        assert (code, f"{path}: it is no regular file" in said) == (2, True)
+
+
 def test_table_shows_the_lines_the_preconditions_and_the_verdict(killed: tuple[Rig, str], tmp_path: Path) -> None:
     """For people: whether each cell matches, and the equation."""
     made, lost = killed
@@ -194,3 +208,32 @@ def test_settled_export_decides_and_a_second_run_agrees(
         assert (code, document["alarms"], document["verdicts"]) == (0, [], [])
         answer = made.chat(ASKED, KEY)
         assert (answer.status, len(receipts_of(made, ASKED))) == ((400, 1) if decision == "served" else (200, 2))
+
+
+@pytest.mark.parametrize("beside", ["family", "other host"])
+def test_answer_of_another_upstream_of_the_same_account_is_no_proof(tmp_path: Path, beside: str) -> None:
+    """The lost request never arrived; what is left in the export is what the other upstream was answered, by the same provider."""
+    with provider_in(tmp_path) as made:
+        url = made.provider_url if beside == "family" else made.provider_url.replace("127.0.0.1", "localhost")
+        tables = (f'[upstreams.openai]\nbase_url = "{made.provider_url}"', f'[upstreams.eu]\nbase_url = "{url}"')
+        config = tmp_path / "sendonce.toml"
+        config.write_text("\n".join((*tables, 'family = "openai"', 'key_variable = "OPENAI_API_KEY"')))
+        made.arguments += ["--config", str(config)]
+        made.start()
+        for model, text in ((LARGE, "first"), (SMALL, "second"), (SMALL, "third")):
+            made.chat(chat(model, text))
+        assert made.post("/eu/v1/chat/completions", chat(LARGE, "of the other")).status == 200
+        made.settled()
+        made.restart("after-sent-receipt=kill")
+        with pytest.raises(CUT):
+            made.chat(ASKED, KEY)
+        made.restart()
+        assert receipts_of(made, ASKED) == []
+        about = ("--upstream", "openai", "--config", str(config))
+        for large, verdict in ((SERVED, "undecided" if beside == "other host" else "not_billed"), (NOT_BILLED, None)):
+            code, document, said = usage(made, export(tmp_path / "one.json", large), *about)
+            found = [one["verdict"] for one in document["verdicts"]]
+            if verdict is None and beside == "family":  # fewer than all that went to this address
+                assert (code, found, len(document["alarms"])) == (0, ["undecided"], 1)
+            else:
+                assert (code, document["alarms"], found) == (0, [], [verdict or "not_billed"]), said

@@ -78,3 +78,16 @@ def test_rows_apart_in_an_unmapped_column_are_two_rows_of_a_bucket() -> None:
     """Which is no doubling, and no proof either."""
     text = "Day,Model name,Requests,Input,Output,User\n2026-11-29,gpt-4o,1,2,3,ada\n2026-11-29,gpt-4o,1,2,3,bob\n"
     assert [cell.labels for cell in read(text)] == [(("User", "ada"),), (("User", "bob"),)]
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ('2026-11-29,"' + "a" * 140_000, "line 2: it cannot be read"),
+        ("2026-11-29,gpt-4o," + "9" * 5_000 + ",1,1", "no whole number"),
+    ],
+)
+def test_field_that_has_no_end_is_refused_by_line(row: str, says: str) -> None:
+    """A quote that nobody closes takes all that follows."""
+    with pytest.raises(UnusableExportError, match=says):
+        read(HEADER + row)

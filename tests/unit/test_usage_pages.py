@@ -143,3 +143,28 @@ def test_file_over_the_limit_is_refused() -> None:
     """The limit is named; nothing is parsed."""
     with pytest.raises(UnusableExportError, match="are read"):
         read(b" " * (usage_exports.FILE_LIMIT_BYTES + 1))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("model", ["a"], "model is \"['a']\", which is no text"),
+        ("api_key_id", {}, "api_key_id is '{}', which is no text"),
+        ("service_tier", 1, "service_tier is '1', which is no text"),
+        ("batch", "yes", "batch is 'yes', which is neither true nor false"),
+    ],
+)
+def test_label_that_is_no_label_is_refused_by_place(field: str, value: object, says: str) -> None:
+    """Rows are told apart by them."""
+    found = bucket(0, result("gpt-4o", 1, 10, 0, 5) | {field: value})
+    with pytest.raises(UnusableExportError, match="page 1 bucket 1 row 1") as error:
+        read_exports([("usage.json", json.dumps(page(found)).encode())], {})
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize("moment", ["0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59"])
+def test_time_that_no_calendar_has_is_refused(moment: str) -> None:
+    """It would be said in messages."""
+    found = anthropic(0) | {"starting_at": moment, "ending_at": moment}
+    with pytest.raises(UnusableExportError, match="no time since 1970"):
+        read_exports([("usage.json", json.dumps(page(found)).encode())], {})

@@ -1,6 +1,7 @@
 """What an export proves is true in every world; what is dropped, doubled, exchanged or foreign never settles anything false."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from proxy.reconcile.usage_algebra import Verdict
 from proxy.reconcile.usage_exports import UnusableExportError
-from tests.harness.usage_worlds import DAY, HOUR, World, judged, lies, result, verdicts, worlds
+from tests.harness.usage_worlds import DAY, HOUR, Deed, World, judged, lies, own, result, verdicts, worlds
 
 MANY = settings(
     max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
@@ -155,3 +156,59 @@ def test_foreign_row_settles_nothing_false(world: World, data: st.DataObject) ->
     report = assert_truthful(world, pages)
     if report is not None and model == "o9":  # a model that nobody asked for
         assert all(verdict is Verdict.UNDECIDED for verdict in verdicts(report).values())
+
+
+TIERS = ("default", "flex")
+ASKED = ("gpt-4o", "alias")  # of which answers have always had one tier each
+STATUSES = {"refused": (400, 429), "failed": (500, 503)}
+
+
+@st.composite
+def wandering(draw: st.DrawFn) -> tuple[World, dict[str, Any]]:
+    """Two names for one model, whose answers have a tier each. Unknown ones and errors have any; each status is counted or is not."""
+    counted = draw(st.fixed_dictionaries({status: st.booleans() for each in STATUSES.values() for status in each}))
+    world = World([], counts_refused=True, counts_failed=draw(st.integers(1, 2)))
+    rows: dict[tuple[int, str], list[int]] = {}
+    for number in range(draw(st.integers(4, 12))):
+        kind = "answer" if number < 4 else draw(st.sampled_from(("answer", "refused", "failed", "unknown", "unknown")))
+        name, hour = number % 2 if number < 4 else draw(st.integers(0, 1)), draw(st.integers(0, 1))
+        tokens = (draw(st.integers(1, 400)), 0, draw(st.integers(0, 400)))
+        start = DAY + hour * HOUR + HOUR // 2
+        known = kind != "unknown"
+        truth = "served" if kind == "answer" else kind if known else draw(st.sampled_from(("served", "absent")))
+        status = draw(st.sampled_from(STATUSES[kind])) if kind in STATUSES else None
+        tier = TIERS[name] if kind == "answer" else draw(st.sampled_from(TIERS))
+        made = own(number, "gpt-4o", kind, start, start + 1000, tokens)
+        answered = kind == "answer"
+        made = replace(
+            made,
+            asked_model=ASKED[name],
+            model="gpt-4o" if answered else ASKED[name],
+            service_tier=tier if answered else None,
+            status=status or made.status,
+        )
+        deed = Deed(made, truth, start, tokens)
+        world.deeds.append(deed)
+        adds = world.contribution(deed) if status is None or counted[status] else (0, 0, 0, 0)
+        if adds[0]:
+            row = rows.setdefault((hour, tier), [0, 0, 0, 0])
+            rows[hour, tier] = [have + more for have, more in zip(row, adds, strict=True)]
+    buckets = [
+        {
+            "start_time": (DAY + hour * HOUR) // 1000,
+            "end_time": (DAY + (hour + 1) * HOUR) // 1000,
+            "results": [result("gpt-4o", *rows[at]) | {"service_tier": at[1]} for at in sorted(rows) if at[0] == hour],
+        }
+        for hour in range(2)
+    ]
+    return world, {"data": buckets, "has_more": False}
+
+
+@MANY
+@given(wandering())
+def test_verdict_holds_whatever_tier_and_whatever_status_is_counted(made: tuple[World, dict[str, Any]]) -> None:
+    """What answers taught of tiers, and errors of one status of those of another, may be wrong of the next request."""
+    world, pages = made
+    report = assert_truthful(world, pages)
+    if report is not None:
+        event(f"verdicts: {sorted({verdict.value for verdict in verdicts(report).values()})}")

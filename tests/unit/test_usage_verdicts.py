@@ -57,7 +57,16 @@ def test_ruling_carries_all_it_rests_on() -> None:
     assert evidence["exports"] == dict(report.placement.export.files)
     assert evidence["cell"] == "gpt-4o key_1"
     assert evidence["equation"] == report.findings[0].why
-    assert set(evidence["preconditions"]) == {"exclusive", "over", "settled", "calibrated", "mapped", "key", "one"}
+    assert set(evidence["preconditions"]) == {
+        "exclusive",
+        "over",
+        "settled",
+        "calibrated",
+        "mapped",
+        "named",
+        "key",
+        "one",
+    }
     assert (evidence["fetched_ms"], "relies_on" in evidence) == (FETCHED, False)
     assert evidence["hypotheses"]
 
