@@ -218,7 +218,16 @@ def test_list_is_read_to_its_end() -> None:
             [batch("batch_1")],
         ),
     ],
-    ids=["two", "two calls", "other metadata", "other endpoint", "before it", "since the look-up", "another call's", "its tag gone"],
+    ids=[
+        "two",
+        "two calls",
+        "other metadata",
+        "other endpoint",
+        "before it",
+        "since the look-up",
+        "another call's",
+        "its tag gone",
+    ],
 )
 def test_batch_that_may_be_it_settles_nothing(known: Known, batches: list[dict[str, Any]]) -> None:
     """Like it in part is neither a hit nor a miss."""
