@@ -208,6 +208,7 @@ def check_damaged_export_settles_nothing(bill: Bill) -> None:
         assert said or document["alarms"], what
         seen += 1
     assert seen > 20
+    noted(what="damaged exports", settled=0, of=seen)
     assert {row["decision"] for row in bill.rig.calls()} == {None}
 
 
