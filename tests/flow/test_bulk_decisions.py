@@ -3,6 +3,7 @@
 import json
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -79,32 +80,29 @@ def test_same_bundle_again_adds_what_lacks_and_nothing_else(unknowns: tuple[Rig,
     assert decided(rig) == ["not_served"] * 4
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (("--park",), "Name calls, or --where"),
-        (("call_x", "--where", "upstream=openai", "--park"), "Name calls, or --where"),
-        (
-            ("--where", "model=gpt", "--park"),
-            "--where 'model=gpt' is no condition. Give one of upstream=…, since=…, until=…",
-        ),
-        (("--where", "since=yesterday", "--park"), "--where since 'yesterday' is no date"),
-        (("--where", "upstream=nobody", "--park"), "No undecided call in "),
-        (("a", "b", "--served", "--response", "x"), "--response is the answer to one call"),
-        (("a", "--park", "--response", "x"), "--response is the answer to one call"),
-        (("a", "--served", "--response", "/nowhere"), "--response /nowhere cannot be read"),
-        (("a", "b", "--park", "--succeeds", "3"), "--succeeds is the decision about one call"),
-    ],
-)
-def test_unclear_decision_is_a_sentence(
-    unknowns: tuple[Rig, list[str]], arguments: tuple[str, ...], sentence: str
-) -> None:
+UNCLEAR: Final[list[tuple[tuple[str, ...], str]]] = [
+    (("--park",), "Name calls, or --where"),
+    (("call_x", "--where", "upstream=openai", "--park"), "Name calls, or --where"),
+    (
+        ("--where", "model=gpt", "--park"),
+        "--where 'model=gpt' is no condition. Give one of upstream=…, since=…, until=…",
+    ),
+    (("--where", "since=yesterday", "--park"), "--where since 'yesterday' is no date"),
+    (("--where", "upstream=nobody", "--park"), "No undecided call in "),
+    (("a", "b", "--served", "--response", "x"), "--response is the answer to one call"),
+    (("a", "--park", "--response", "x"), "--response is the answer to one call"),
+    (("a", "--served", "--response", "/nowhere"), "--response /nowhere cannot be read"),
+    (("a", "b", "--park", "--succeeds", "3"), "--succeeds is the decision about one call"),
+]
+
+
+def test_unclear_decision_is_a_sentence(unknowns: tuple[Rig, list[str]]) -> None:
     """It names what is missing, and nothing is written."""
     rig, _ = unknowns
     events = events_of(rig)
-    done = command(rig, "reconcile", *arguments, *WHY)
-    assert done.returncode == 2
-    assert sentence in done.stderr
+    for arguments, sentence in UNCLEAR:
+        done = command(rig, "reconcile", *arguments, *WHY)
+        assert (done.returncode, sentence in done.stderr) == (2, True), done.stderr
     assert events_of(rig) == events
 
 
@@ -130,37 +128,28 @@ def test_answer_from_elsewhere_is_replayed(unknowns: tuple[Rig, list[str]], tmp_
     assert command(rig, "verify").returncode == 0
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        b"",
-        b"no json",
-        b'{"id":"msg_1","type":"message","role":"assistant","content":[{"type":"text","text":"hi"}]}',
-        b'{"error":{"message":"no","type":"server_error"}}',
-        b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n',
-        b'{"id":"chatcmpl-1","object":"chat.completion","choices":[{"index":0',
-        b'{"id":"chatcmpl-1","choices":[{"index":0,"message":{"content":"hi"},"finish_reason":null}]}',
-        '{"id":"c","choices":[{"index":0,"message":{"content":"hi"},"finish_reason":"stop"}]}'.encode("utf-16"),
-    ],
-    ids=[
-        "empty",
-        "text",
-        "another dialect",
-        "an error",
-        "a stream without its end",
-        "half a document",
-        "unfinished",
-        "utf-16",
-    ],
-)
-def test_file_that_is_no_answer_is_refused(unknowns: tuple[Rig, list[str]], tmp_path: Path, wrong: bytes) -> None:
+# Nothing, text, another dialect, an error, a stream without its end, half a document, an unfinished answer, another encoding.
+NO_ANSWERS: Final = [
+    b"",
+    b"no json",
+    b'{"id":"msg_1","type":"message","role":"assistant","content":[{"type":"text","text":"hi"}]}',
+    b'{"error":{"message":"no","type":"server_error"}}',
+    b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n',
+    b'{"id":"chatcmpl-1","object":"chat.completion","choices":[{"index":0',
+    b'{"id":"chatcmpl-1","choices":[{"index":0,"message":{"content":"hi"},"finish_reason":null}]}',
+    '{"id":"c","choices":[{"index":0,"message":{"content":"hi"},"finish_reason":"stop"}]}'.encode("utf-16"),
+]
+
+
+def test_file_that_is_no_answer_is_refused(unknowns: tuple[Rig, list[str]], tmp_path: Path) -> None:
     """It names the file and what is wanted, and the call stays as it was."""
     rig, calls = unknowns
-    (tmp_path / "answer").write_bytes(wrong)
     before = rig.show(calls[0])
-    done = command(rig, "reconcile", calls[0], "--served", "--response", str(tmp_path / "answer"), *WHY)
-    assert done.returncode == 6
-    assert f"{tmp_path / 'answer'} is no whole answer as openai_chat has it" in done.stderr
+    for number, wrong in enumerate(NO_ANSWERS):
+        (tmp_path / f"answer-{number}").write_bytes(wrong)
+        done = command(rig, "reconcile", calls[0], "--served", "--response", str(tmp_path / f"answer-{number}"), *WHY)
+        assert done.returncode == 6, wrong
+        assert f"{tmp_path / f'answer-{number}'} is no whole answer as openai_chat has it" in done.stderr
     assert rig.show(calls[0]) == before
 
 

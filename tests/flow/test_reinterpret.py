@@ -31,34 +31,34 @@ def readings(rig: Rig, call: str) -> list[dict[str, Any]]:
     return records_of(rig, call, "attempt.interpreted")
 
 
-@pytest.mark.parametrize("wire", WIRES)
-def test_every_dialect_is_read_anew_and_nothing_is_replaced(running: Rig, wire: str) -> None:
+def test_every_dialect_is_read_anew_and_nothing_is_replaced(unstarted: Rig) -> None:
     """Usage, model, ids and tool calls are there again; the older reading stays on record; a rerun adds nothing."""
-    if wire == "gemini":
-        assert running.proxy_process is not None
-        running.proxy_process.close()
-        running.arguments += ["--upstream", f"gemini={running.provider_url}"]
-        running.start()
-    path, body = WIRES[wire]
-    answer = running.post(path, body, {"anthropic-version": "2023-06-01"})
-    assert answer.status == 200, answer.body
-    call = answer.headers["sendonce-call"]
-    running.settled()
-    assert running.proxy_process is not None
-    running.proxy_process.stop()
-    read_by_version_1(running, call)
-    count = len(running.provider_receipts())
-    done = command(running, "reinterpret", "--json")
-    assert (done.returncode, json.loads(done.stdout)["added"]) == (0, [call]), done.stderr
-    first, old, new = readings(running, call)
-    assert old["interpreter"] == 1 < new["interpreter"]
-    assert new == first
-    if wire != "generic":
-        assert [tool["name"] for tool in new["tool_calls"]] == ["synthetic_tool"]
-        assert bool(new["usage"]) == (wire != "chat stream")  # which states it only where that is asked for
-    assert json.loads(command(running, "reinterpret", "--json").stdout)["added"] == []
-    assert len(running.provider_receipts()) == count
-    assert command(running, "verify").returncode == 0
+    rig = unstarted
+    rig.arguments += ["--upstream", f"gemini={rig.provider_url}"]
+    rig.start()
+    calls = {}
+    for wire, (path, body) in WIRES.items():
+        answer = rig.post(path, body, {"anthropic-version": "2023-06-01"})
+        assert answer.status == 200, answer.body
+        calls[wire] = answer.headers["sendonce-call"]
+    rig.settled()
+    assert rig.proxy_process is not None
+    rig.proxy_process.stop()
+    for call in calls.values():
+        read_by_version_1(rig, call)
+    count = len(rig.provider_receipts())
+    done = command(rig, "reinterpret", "--json")
+    assert (done.returncode, json.loads(done.stdout)["added"]) == (0, sorted(calls.values())), done.stderr
+    for wire, call in calls.items():
+        first, old, new = readings(rig, call)
+        assert old["interpreter"] == 1 < new["interpreter"]
+        assert new == first
+        if wire != "generic":
+            assert [tool["name"] for tool in new["tool_calls"]] == ["synthetic_tool"]
+            assert bool(new["usage"]) == (wire != "chat stream")  # which states it only where that is asked for
+    assert json.loads(command(rig, "reinterpret", "--json").stdout)["added"] == []
+    assert len(rig.provider_receipts()) == count
+    assert command(rig, "verify").returncode == 0
 
 
 def test_beside_a_living_proxy_one_call_can_be_named(running: Rig) -> None:

@@ -260,12 +260,12 @@ def test_call_of_a_run_is_left_to_its_run(rig: Rig) -> None:
     ("point", "sent_by_then", "goes_on"),
     [
         ("after-manifest", 0, True),
-        ("after-connect", 0, True),
-        ("after-attempt-started", 0, False),
+        pytest.param("after-connect", 0, True, marks=pytest.mark.slow),
+        pytest.param("after-attempt-started", 0, False, marks=pytest.mark.slow),
         ("after-sent-receipt", 0, False),
-        ("after-head", 1, False),
+        pytest.param("after-head", 1, False, marks=pytest.mark.slow),
         ("before-observed", 1, None),
-        ("after-observed", 1, None),
+        pytest.param("after-observed", 1, None, marks=pytest.mark.slow),
     ],
 )
 def test_resume_killed_during_its_send_never_sends_twice(
