@@ -7,7 +7,7 @@ takes off only as the next generation of that very call. So nothing is sent that
 import asyncio
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from ledger.calls import CallState
 from ledger.errors import ConflictError, LedgerError
@@ -24,9 +24,8 @@ from proxy.reconcile.operator import DecisionRefusedError
 from proxy.request_body import RequestBody
 from proxy.rows import by_stage
 from proxy.services import Services
+from proxy.settling import DECISIONS_LIMIT, behind_its_head
 from proxy.takeoff import take_off
-
-DECISIONS_LIMIT: Final = 5  # as for admissions: beyond it somebody writes faster than we read
 
 
 async def resume(services: Services, asked: dict[str, Any]) -> dict[str, Any]:
@@ -34,12 +33,7 @@ async def resume(services: Services, asked: dict[str, Any]) -> dict[str, Any]:
     call_id, relied_on = CallId(asked["call"]), asked["head"]
     credential = tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in asked["credential"])
     for _ in range(DECISIONS_LIMIT):
-        call = await services.reader.call(call_id)
-        if call is None:
-            raise DecisionRefusedError(f"There is no call {call_id}. `sendonce calls` lists them.")
-        head = (await services.reader.history(call.scope, call.key)).head
-        call = await services.reader.call(call_id)  # behind its head: whatever comes in between conflicts
-        assert call is not None
+        call, history = await behind_its_head(services.reader, call_id)
         _check_head(call, relied_on)
         _check_stage(call)
         _check_headers(call, leaves_out=asked["leaves_out"])
@@ -49,7 +43,7 @@ async def resume(services: Services, asked: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(plan, Forward) or not services.admits:
             raise DecisionRefusedError(_not_now(services, call, plan))
         policy = services.settings.policy(call.upstream, request.endpoint_class)
-        flight = take_off(services, request, plan, head, policy)
+        flight = take_off(services, request, plan, history.head, policy)
         try:
             await asyncio.shield(flight.claimed)
         except ConflictError:

@@ -10,10 +10,13 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
 from typing import Any, Final
 
+from ledger.calls import CallState
+from ledger.claims import KeyHistory
 from ledger.errors import ConflictError
 from ledger.failpoints import passed
 from ledger.ids import CallId
 from ledger.operations import Append
+from ledger.reader import Reader
 from proxy.endpoints import EndpointClass
 from proxy.reconcile.operator import OUTCOMES, DecisionRefusedError, Recovered, Ruling, bundle, together
 from proxy.services import Services
@@ -64,13 +67,19 @@ async def _append(services: Services, rulings: Mapping[CallId, Ruling]) -> set[C
     return set(anew)
 
 
-async def _bundle(services: Services, call_id: CallId, ruling: Ruling, staging: AsyncExitStack) -> Append | None:
-    named = await services.reader.call(call_id)
+async def behind_its_head(reader: Reader, call_id: CallId) -> tuple[CallState, KeyHistory]:
+    """The call, read after its key's history: an append on that head conflicts with whatever came in between. Raises DecisionRefusedError."""
+    named = await reader.call(call_id)
     if named is None:
         raise DecisionRefusedError(f"There is no call {call_id}. `sendonce calls` lists them.")
-    history = await services.reader.history(named.scope, named.key)
-    call = await services.reader.call(call_id)  # behind its head: whatever comes in between conflicts
+    history = await reader.history(named.scope, named.key)
+    call = await reader.call(call_id)
     assert call is not None
+    return call, history
+
+
+async def _bundle(services: Services, call_id: CallId, ruling: Ruling, staging: AsyncExitStack) -> Append | None:
+    call, history = await behind_its_head(services.reader, call_id)
     alive = services.registry.flight(call_id) is not None
     if ruling.recovered is None or call.requested is None:
         return bundle(call, history, ruling, alive=alive)

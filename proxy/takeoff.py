@@ -47,7 +47,10 @@ def _tagged(services: Services, asked: CallRequest, call: CallId) -> CallRequest
         return asked
     data, pairs = made
     body = RequestBody(services.state_dir.spool, services.memory)
-    body.append(data)
+    try:
+        body.append(data)
+    except OSError:  # no room for a second body: it goes as it came, and its manifest says that nothing was added
+        return asked
     return replace(asked, body=body, added=pairs)
 
 
